@@ -28,7 +28,9 @@ func TestNeverPrinted(t *testing.T) {
 	slog.New(slog.NewJSONHandler(&out, nil)).Info("x", "config", c, "password", c.Password)
 	slog.New(slog.NewTextHandler(&out, nil)).Info("x", "config", c, "password", c.Password)
 	for _, leaked := range []string{"hunter2", fmt.Sprintf("%x", "hunter2")} {
-		if strings.Contains(out.String(), leaked) { t.Fatalf("%q is in:\n%s", leaked, out.String()) }
+		if strings.Contains(out.String(), leaked) {
+			t.Fatalf("%q is in:\n%s", leaked, out.String())
+		}
 	}
 	assert.Equal(t, c.Password.Reveal(), "hunter2")
 }
