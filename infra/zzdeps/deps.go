@@ -1,0 +1,32 @@
+// Package zzdeps holds dependencies in go.mod until their users have landed.
+package zzdeps
+
+import (
+	_ "connectrpc.com/grpchealth"
+	_ "connectrpc.com/grpcreflect"
+	_ "github.com/alecthomas/kong"
+	_ "github.com/fxamacker/cbor/v2"
+	_ "github.com/go-json-experiment/json"
+	_ "github.com/go-json-experiment/json/jsontext"
+	_ "github.com/golang-jwt/jwt/v5"
+	_ "github.com/jackc/pgx/v5"
+	_ "github.com/jackc/pgx/v5/pgxpool"
+	_ "github.com/jackc/pgx/v5/stdlib"
+	_ "github.com/openai/openai-go/v3"
+	_ "github.com/openai/openai-go/v3/option"
+	_ "github.com/pressly/goose/v3"
+	_ "github.com/pressly/goose/v3/lock"
+	_ "github.com/prometheus/client_golang/prometheus"
+	_ "github.com/prometheus/client_golang/prometheus/promhttp"
+	_ "github.com/schollz/progressbar/v3"
+	_ "github.com/tetratelabs/wazero"
+	_ "golang.org/x/net/http2"
+	_ "golang.org/x/sync/errgroup"
+	_ "golang.org/x/sync/singleflight"
+	_ "golang.org/x/sys/cpu"
+	_ "golang.org/x/sys/unix"
+	_ "golang.org/x/term"
+	_ "google.golang.org/protobuf/types/known/timestamppb"
+	_ "pgregory.net/rapid"
+	_ "go.uber.org/goleak"
+)
