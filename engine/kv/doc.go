@@ -1,0 +1,87 @@
+// Package kv holds the pages of keys and values, and decides who may touch
+// which of them when.
+//
+// # Isolation is a type
+//
+// Nothing in this package hands out a page by number. A page is reached through
+// a handle, each handle allows the steps that are right in its phase, and each
+// step to the next phase consumes the handle:
+//
+//	Reserve ──► Credits ──Fill──► Filler ──Seal────► Sealed      prefill leg
+//	               │                 │ Table            │ View, Sums
+//	               │
+//	               └──────Land──► Landing ─Commit──► Sequence    decode leg
+//	                                 │ Receive          │ Table, Extend
+//
+// A rejected request holds none of them, so no queue can mistake it for work.
+// What cannot be written down:
+//
+//   - a page without a grant, or a grant without credits: Fill and Land take
+//     the credits, and only the handles they return draw pages;
+//   - an unscrubbed page of another owner: the state between drawing a page and
+//     letting the owner touch it (Granted) ends after the scrub, inside Grant;
+//   - a forward pass over pages that are not held: compute sees pages through a
+//     Table only, and an open Table holds every page in it;
+//   - attention over a position that nobody proved: a Table reads [0, pos) with
+//     pos at most Len, and Len grows by a commit and by own writes only;
+//   - a decode sequence without proof: the one way from Landing to Sequence is
+//     Landing.Commit, and Commit is the verification, not a flag set after it.
+//     It digests the landed pages itself, with the same code the prefill leg
+//     used, and counts the positions that it finds written. There is no
+//     "verified" value that somebody could make up, keep or pass on. What the
+//     claim is compared with comes from package handoff, which first checks the
+//     manifest against what the gateway announced; a test there fails if any
+//     other package commits.
+//
+// # States of a page
+//
+// The table in state.go is data: it drives the pool, the property tests, and
+// whatever else needs it. Every page is in exactly one state.
+//
+//	             grant               fill                seal
+//	Clean ────────┐       ┌──────────────────► Filling ─────────┐
+//	              ▼       │                     ▲    │ free     ▼
+//	            Granted ──┤               adopt │    │        Sealed(refs)
+//	              ▲       │  land               │    │          │ free at refs 0
+//	Dirty ────────┘       └──────► Reading ─────┴────┼── commit─►
+//	  ▲                               │ free         │          │
+//	  └───────────────────────────────┴──────────────┴──────────┘
+//
+//	Granted, Filling, Reading, Sealed ── quarantine ──► Quarantined ── clear ──► Dirty
+//
+// Clean means that no owner ever had the page. Granted pages belong to a lease
+// but are out of its reach: they are being scrubbed. Commit seals the pages of
+// a landing but the one that holds its last position; that one is adopted,
+// because decoding writes on there. A page that a sequence has filled is
+// sealed when the pass that filled it closes.
+//
+// # Holds
+//
+// Each page counts its open readers and writers: tables, views, receives,
+// digests and scrubs. Releasing a handle takes effect at once for everybody who
+// holds it, and frees those of its pages that nobody has open. The others are
+// quarantined with the reason and become free (dirty) when the last hold
+// closes. So aborting while a kernel, a socket or a scrub is still at work is
+// safe, at any time, any number of times.
+//
+// # Generations and scrubbing
+//
+// One counter per pool numbers the grants; all pages of a grant carry its
+// number. A PageRef is a page and the generation it was granted under, and
+// every use compares both, so a reference that outlives its grant is ErrStale.
+// At a grant a page is scrubbed if its last owner is another one (or always, by
+// policy). Pages that nobody ever used need no scrub.
+//
+// # Credits
+//
+// Reserve promises pages without choosing them. The sum of all promises never
+// exceeds the free pages, so a Grant against credits cannot fail for lack of
+// pages. Whatever ends a lease returns the credits it did not use.
+//
+// # Errors and panics
+//
+// A caller who comes too late, out of turn or asks for too much gets a typed
+// error and nothing changes. A transition that the table does not have means
+// that the pool's own books are wrong; then no page can be trusted to belong to
+// whom it says, and the process panics.
+package kv
