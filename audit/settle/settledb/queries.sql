@@ -1,0 +1,12 @@
+-- name: Replicas :many
+SELECT DISTINCT replica FROM intent ORDER BY replica;
+
+-- name: IntentsOf :many
+SELECT request_id, tenant, project, api_key, reserved_tokens, created_at FROM intent
+WHERE replica = @replica ORDER BY request_id LIMIT @page;
+
+-- name: Digests :many
+SELECT request_id, digest FROM receipt WHERE request_id = ANY (@ids::uuid[]);
+
+-- name: Receipt :one
+SELECT body, digest FROM receipt WHERE request_id = @request_id;
