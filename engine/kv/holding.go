@@ -53,6 +53,9 @@ func (a handle) Owner() id.Owner { return a.h.owner }
 // Lease returns the lease that the pages were granted under.
 func (a handle) Lease() id.Lease { return a.h.lease }
 
+// Geometry returns the geometry of the pages.
+func (a handle) Geometry() Geometry { return a.h.pool.geometry }
+
 // Extents returns what was granted so far, in order of position. It still
 // answers after release, for the records.
 func (a handle) Extents() []Extent {

@@ -13,9 +13,6 @@ type Sealed struct{ handle }
 // passes.
 func (s *Sealed) Tokens() int { return s.Len() }
 
-// Geometry returns the geometry of the pages.
-func (s *Sealed) Geometry() Geometry { return s.h.pool.geometry }
-
 // Retain makes another handle on the same pages. Each is released on its own.
 func (s *Sealed) Retain() (*Sealed, error) {
 	h, p := s.h, s.h.pool

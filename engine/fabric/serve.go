@@ -1,0 +1,149 @@
+package fabric
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"bulkhead.dev/engine/kv"
+)
+
+const (
+	// maxConns bounds the connections of a server. A decode worker uses a few.
+	maxConns = 256
+	// idleTimeout closes a connection on which nothing is asked. Clients notice
+	// and dial again.
+	idleTimeout = 5 * time.Minute
+)
+
+// Serve answers reads on a listener until ctx ends. It closes the listener and
+// every connection, and returns when no goroutine serves any more: from then on
+// no page is held by a read over this listener. The error is nil if ctx ended.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var conns sync.WaitGroup
+	defer conns.Wait()
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+
+	slots := make(chan struct{}, maxConns)
+	for {
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return nil
+		}
+		c, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			_ = l.Close()
+			return fmt.Errorf("accept page reads: %w", err)
+		}
+		conns.Go(func() {
+			defer func() { <-slots }()
+			stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+			defer stop()
+			defer func() { _ = c.Close() }()
+			s.serveConn(c)
+		})
+	}
+}
+
+// serveConn answers one exchange after the other. Whatever goes wrong ends the
+// connection; the peer sees that and nobody else needs to know.
+func (s *Server) serveConn(c net.Conn) {
+	first := make([]byte, 1)
+	for {
+		if c.SetDeadline(s.now().Add(idleTimeout)) != nil {
+			return
+		}
+		if _, err := io.ReadFull(c, first); err != nil {
+			return
+		}
+		if c.SetDeadline(s.now().Add(s.stall)) != nil {
+			return
+		}
+		req, err := readReadRequest(io.MultiReader(oneByte(first[0]), c))
+		if err != nil {
+			if errors.Is(err, ErrProtocol) {
+				_, _ = c.Write(answerHeader{status: statusBad}.append(nil))
+			}
+			return
+		}
+		if s.answer(c, req) != nil {
+			return
+		}
+	}
+}
+
+// answer serves one request. An error means that the connection cannot be used
+// any more.
+func (s *Server) answer(c net.Conn, req readRequest) error {
+	sealed, err := s.find(req.transfer, req.secret)
+	if err != nil {
+		_, err := c.Write(answerHeader{status: statusRefused}.append(nil))
+		return err
+	}
+	head := answerHeader{pageBytes: uint32(sealed.Geometry().PageBytes()), count: uint32(len(req.refs))}
+	if _, err := c.Write(head.append(nil)); err != nil {
+		return err
+	}
+	var buf [pageHeaderBytes]byte
+	for _, ref := range req.refs {
+		// Asked for every page, so that an offer that is closed ends here.
+		if sealed, err = s.find(req.transfer, req.secret); err == nil {
+			err = s.sendPage(c, sealed, ref, buf[:0])
+		}
+		if st := statusOf(err); st != statusOK {
+			if _, err := c.Write(pageHeader{status: st, ref: ref}.append(buf[:0])); err != nil {
+				return err
+			}
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sendPage writes one page out of its own memory while it is held open.
+func (s *Server) sendPage(c net.Conn, sealed *kv.Sealed, ref PageRef, buf []byte) error {
+	return view(sealed, ref, func(page []byte) error {
+		if err := c.SetDeadline(s.now().Add(s.stall)); err != nil {
+			return err
+		}
+		out := net.Buffers{pageHeader{ref: ref}.append(buf), page}
+		_, err := out.WriteTo(c)
+		return err
+	})
+}
+
+// statusOf returns what to tell the peer; OK also for errors of the transport,
+// over which nothing can be told.
+func statusOf(err error) status {
+	switch {
+	case errors.Is(err, ErrRefused):
+		return statusRefused
+	case errors.Is(err, ErrStale):
+		return statusStale
+	}
+	return statusOK
+}
+
+type oneByte byte
+
+func (b oneByte) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	p[0] = byte(b)
+	return 1, io.EOF
+}

@@ -1,0 +1,133 @@
+package fabric
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"bulkhead.dev/engine/kv"
+	"bulkhead.dev/infra/id"
+)
+
+// ServerOptions may be left zero.
+type ServerOptions struct {
+	// Now is the clock of deadlines on sockets; nil is the system clock.
+	Now func() time.Time
+	// StallTimeout ends an exchange in which a peer neither reads nor writes
+	// for so long; 0 is DefaultStallTimeout.
+	StallTimeout time.Duration
+}
+
+// DefaultStallTimeout bounds how long a peer that stands still can hold a page
+// open. A page takes milliseconds on any network that can serve at all.
+const DefaultStallTimeout = 30 * time.Second
+
+// Server serves the pages of open offers. It is the prefill side.
+type Server struct {
+	now   func() time.Time
+	stall time.Duration
+
+	mu     sync.Mutex
+	offers map[id.Transfer]offer // under mu
+}
+
+type offer struct {
+	secret Secret
+	sealed *kv.Sealed
+}
+
+// NewServer makes a server without offers.
+func NewServer(o ServerOptions) *Server {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.StallTimeout == 0 {
+		o.StallTimeout = DefaultStallTimeout
+	}
+	return &Server{now: o.Now, stall: o.StallTimeout, offers: map[id.Transfer]offer{}}
+}
+
+// Open lets whoever shows the secret read the pages until Withdraw. The caller
+// keeps the handle and releases it after Withdraw.
+func (s *Server) Open(transfer id.Transfer, secret Secret, sealed *kv.Sealed) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.offers[transfer]; ok {
+		return ErrDuplicate
+	}
+	s.offers[transfer] = offer{secret, sealed}
+	return nil
+}
+
+// Withdraw ends an offer. Reads of single pages that are in flight end by
+// themselves and hold those pages meanwhile. Withdrawing what is not open does
+// nothing.
+func (s *Server) Withdraw(transfer id.Transfer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.offers, transfer)
+}
+
+// Offers returns the number of open offers.
+func (s *Server) Offers() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.offers)
+}
+
+// find returns the pages of an offer to somebody who knows its secret.
+func (s *Server) find(transfer id.Transfer, secret Secret) (*kv.Sealed, error) {
+	s.mu.Lock()
+	o, ok := s.offers[transfer]
+	s.mu.Unlock()
+	// An unknown transfer compares with the zero secret, so that the answer
+	// takes as long. It is refused even if that is what was shown.
+	same := subtle.ConstantTimeCompare(o.secret[:], secret[:]) == 1
+	if !ok || !same {
+		return nil, ErrRefused
+	}
+	return o.sealed, nil
+}
+
+// view is Sealed.View with the errors of this package.
+func view(sealed *kv.Sealed, ref PageRef, f func(page []byte) error) error {
+	err := sealed.View(ref, f)
+	switch {
+	case errors.Is(err, kv.ErrRange):
+		return fmt.Errorf("%w: page %d is not in the offer", ErrRefused, ref.Index)
+	case errors.Is(err, kv.ErrStale):
+		return fmt.Errorf("%w: page %d generation %d", ErrStale, ref.Index, ref.Generation)
+	}
+	return err
+}
+
+// Local returns a reader in the same process.
+func (s *Server) Local() Reader { return local{s} }
+
+type local struct{ s *Server }
+
+func (l local) ReadPages(ctx context.Context, transfer id.Transfer, secret Secret, refs []PageRef, land func(i int) []byte) error {
+	for i, ref := range refs {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("read page %d of %d: %w", i, len(refs), err)
+		}
+		sealed, err := l.s.find(transfer, secret)
+		if err != nil {
+			return err
+		}
+		if err := view(sealed, ref, func(page []byte) error {
+			dst := land(i)
+			if len(dst) != len(page) {
+				return fmt.Errorf("%w: a page of %d bytes for %d bytes of memory", ErrProtocol, len(page), len(dst))
+			}
+			copy(dst, page)
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
