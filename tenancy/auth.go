@@ -24,9 +24,9 @@ const (
 	// outageFor is how old a good outcome may be while the database does not
 	// answer.
 	outageFor = 10 * time.Second
-	// askFor bounds one look-up. It is below revokedWithin, so that a renewal
-	// that began in the background has ended when callers begin to wait.
-	askFor = 450 * time.Millisecond
+	// askFor bounds one look-up. It is below revokedWithin, because an outcome
+	// speaks about the moment at which its look-up began.
+	askFor = 900 * time.Millisecond
 	// pauseFor is how long nobody asks after a look-up could not be made, so
 	// that an outage does not cost every request the time of a look-up.
 	pauseFor = 250 * time.Millisecond
@@ -202,7 +202,9 @@ func (a *Authenticator) takeOff(digest [sha256.Size]byte, prefix, key string, at
 		switch {
 		case err != nil:
 			a.counts.Unavailable++
-			a.paused = a.now().Add(pauseFor)
+			if pgdb.IsUnavailable(err) {
+				a.paused = a.now().Add(pauseFor)
+			}
 		case out.refusal != nil:
 			a.good.remove(digest)
 			a.bad.put(digest, out)
