@@ -1,0 +1,63 @@
+# The two commands that matter: `make run` and `make test`. Both set up what
+# they need with Go and, where it is there, a C compiler and pip.
+
+SHELL   := /bin/bash
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+BIN     := bin/bulkhead
+LDFLAGS := -X main.version=$(VERSION)
+# The default model, pulled once and used by tests and benchmarks.
+TESTDATA := .tmp/data
+MODEL    := .tmp/models.env
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Print this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+.PHONY: build
+build: ## Build the binary into bin/
+	@mkdir -p bin
+	@if [ "$$(go env CGO_ENABLED)" = 1 ] && ! command -v $$(go env CC) >/dev/null; then \
+		echo "no C compiler: building with the pure-Go backend, which is many times slower" >&2; export CGO_ENABLED=0; fi; \
+	go build -buildvcs=auto -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/bulkhead
+
+.PHONY: run
+run: build ## Run everything on this machine (ARGS="--listen …" passes flags)
+	./$(BIN) up $(ARGS)
+
+.PHONY: test
+test: build setup-tests ## Run all tests; what is not there is skipped with a reason
+	@set -a; . ./$(MODEL); infra/tools/gotest.sh ./...
+
+.PHONY: race
+race: build setup-tests ## Run all tests under the race detector
+	@set -a; . ./$(MODEL); infra/tools/gotest.sh -race ./...
+
+.PHONY: setup-tests
+setup-tests: build
+	@infra/tools/testenv.sh $(BIN) $(TESTDATA) $(MODEL)
+
+.PHONY: parity
+parity: build setup-tests ## Compare both workers with one process over 3,000 tokens
+	@set -a; . ./$(MODEL); BULKHEAD_PARITY_TOKENS=3000 go test -count=1 -timeout 30m -run 'Parity' -v ./cmd/bulkhead/...
+
+.PHONY: bench
+bench: build setup-tests ## Compare prefill and decode with llama-bench on the same file (LLAMA_BENCH=path)
+	@set -a; . ./$(MODEL); infra/tools/bench.sh
+
+.PHONY: lint
+lint: ## Vet, lint, Protobuf lint
+	@tools=$$(infra/tools/build.sh) && $$tools/golangci-lint run ./... && $$tools/buf lint && go vet ./...
+
+.PHONY: gen
+gen: ## Generate Protobuf and SQL code
+	@tools=$$(infra/tools/build.sh) && PATH=$$tools:$$PATH && buf generate && sqlc generate
+
+.PHONY: vuln
+vuln: ## Look the dependencies up in the Go vulnerability database, offline
+	@tools=$$(infra/tools/build.sh) && $$tools/govulncheck -db "file://$$tools/vulndb" ./...
+
+.PHONY: clean
+clean: ## Remove what was built; models and data stay
+	rm -rf bin .tmp
