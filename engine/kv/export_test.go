@@ -1,0 +1,58 @@
+package kv
+
+import "fmt"
+
+// Step does one step of the state machine on a page, bypassing the handles.
+func (p *Pool) Step(index uint32, op Op) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.step(index, op)
+}
+
+// SetState forces a state, to try steps out of it.
+func (p *Pool) SetState(index uint32, s State) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.counts[p.pages[index].state]--
+	p.counts[s]++
+	p.pages[index].state = s
+}
+
+// Audit checks everything that must hold between any two calls.
+func (p *Pool) Audit() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var counts [numStates]int
+	for i := range p.pages {
+		g := &p.pages[i]
+		counts[g.state]++
+		if bit := p.free[i/64]&(1<<(i%64)) != 0; bit != g.state.Free() {
+			return fmt.Errorf("page %d is %v, but its free bit is %v", i, g.state, bit)
+		}
+		if g.state.Free() && (g.readers != 0 || g.writers != 0 || g.refs != 0) {
+			return fmt.Errorf("page %d is free with %d readers, %d writers, %d refs", i, g.readers, g.writers, g.refs)
+		}
+		if g.readers < 0 || g.writers < 0 || g.refs < 0 {
+			return fmt.Errorf("page %d has %d readers, %d writers, %d refs", i, g.readers, g.writers, g.refs)
+		}
+		if (g.state == StateClean) != g.owner.IsZero() {
+			return fmt.Errorf("page %d is %v with owner %v", i, g.state, g.owner.Short())
+		}
+		if (g.state == StateQuarantined) != (g.reason != NotQuarantined) {
+			return fmt.Errorf("page %d is %v with reason %v", i, g.state, g.reason)
+		}
+		if g.state == StateSealed && g.writers != 0 {
+			return fmt.Errorf("page %d is sealed with %d writers", i, g.writers)
+		}
+		if g.generation > p.generation {
+			return fmt.Errorf("page %d has generation %d of %d", i, g.generation, p.generation)
+		}
+	}
+	if counts != p.counts {
+		return fmt.Errorf("counts are %v, pages say %v", p.counts, counts)
+	}
+	if free := counts[StateClean] + counts[StateDirty]; p.promised < 0 || p.promised > free {
+		return fmt.Errorf("%d credits for %d free pages", p.promised, free)
+	}
+	return nil
+}
