@@ -3,7 +3,9 @@ package tokenizer
 import "strings"
 
 // bpe is byte-level BPE: a text is split into words, the bytes of a word are
-// merged by a ranked list of pairs.
+// merged by a ranked list of pairs. A byte for which the vocabulary has no
+// token is left out, as in llama.cpp: such vocabularies lack some control
+// characters and bytes that UTF-8 does not use.
 type bpe struct {
 	split []scanner
 	// symbols of single bytes. Ids from size on are not tokens but strings
@@ -51,7 +53,9 @@ func (b *bpe) word(dst []int32, word string, m *merger) []int32 {
 			continue
 		}
 		for _, c := range []byte(word[s.start : s.start+s.size]) {
-			dst = append(dst, b.bytes[c])
+			if id := b.bytes[c]; id < b.size {
+				dst = append(dst, id)
+			}
 		}
 	}
 	return dst
@@ -78,11 +82,7 @@ func newBPE(v *vocab, split []scanner, wholeWords bool) (*bpe, error) {
 		return id
 	}
 	for c := range b.bytes {
-		id, ok := ids[string(byteRune(byte(c)))]
-		if !ok {
-			return nil, invalid("the vocabulary has no token for byte 0x%02x", c)
-		}
-		b.bytes[c] = id
+		b.bytes[c] = intern(string(byteRune(byte(c))))
 	}
 	for rank, text := range v.merges {
 		// The first half is never empty, but may begin with the separator.
