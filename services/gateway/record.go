@@ -1,0 +1,107 @@
+package gateway
+
+import (
+	"strings"
+	"time"
+
+	"bulkhead.dev/audit/receipt"
+	"bulkhead.dev/engine/pool"
+	"bulkhead.dev/infra/id"
+	"bulkhead.dev/tenancy"
+
+	workerv1 "bulkhead.dev/services/gen/bulkhead/worker/v1"
+)
+
+// record gathers what is known about one admitted request. It has digests of
+// the answer, never the answer.
+type record struct {
+	principal   tenancy.Principal
+	req         Request
+	prep        *prepared
+	pair        pool.Pair
+	replica     id.Epoch
+	admitted    time.Time
+	committedAt time.Time
+	firstByte   time.Time
+	prefill     *workerv1.LegFacts
+	decode      *workerv1.LegFacts
+	hasher      *receipt.Hasher
+	output      int // ids received from decode
+	finish      string
+}
+
+// delta takes in a piece of the answer.
+func (r *record) delta(d *workerv1.Delta) {
+	r.output += len(d.GetIds())
+	r.hasher.IDs(d.GetIds())
+	r.hasher.Text(d.GetText())
+}
+
+// finishes is the list of ends that a leg may report, with what the client is
+// told. Anything else is no end of an answer but a failure (an abort that
+// passes for "length" is a known way to leak).
+var finishes = map[string]string{"eos": "stop", "stop_string": "stop", "max_tokens": "length"}
+
+// finished takes in the end of the answer. It returns a failure when decode
+// claims what it did not do.
+func (r *record) finished(f *workerv1.Finished, maxOutput int) *failure {
+	if f.GetFacts() != nil {
+		r.decode = f.GetFacts()
+	}
+	want, ok := finishes[f.GetDetail()]
+	switch {
+	case !ok || want != f.GetFinishReason():
+		return &failure{leg: legDecode, reason: reasonFinish}
+	case int(f.GetOutputTokens()) != r.output || r.output > maxOutput:
+		return &failure{leg: legDecode, reason: reasonOutput}
+	case want == "length" && r.output != maxOutput:
+		return &failure{leg: legDecode, reason: reasonOutput}
+	}
+	r.finish = want
+	return nil
+}
+
+// billable is the number of prompt tokens to meter: what prefill computed.
+func (r *record) billable() int { return int(r.prefill.GetTokens()) }
+
+// receipt makes the receipt of a request that ended with f, nil for well.
+func (r *record) receipt(outcome receipt.Outcome, f *failure, now time.Time) receipt.Receipt {
+	edge := uint32(len(r.prep.ids))
+	out := receipt.Receipt{
+		Version: receipt.Version,
+		Request: r.req.ID, Tenant: r.principal.Tenant, Project: r.principal.Project, Key: r.principal.Key,
+		Model: r.prep.model.Name, ModelDigest: r.prep.model.Digest, Surface: r.req.Surface, Streamed: r.req.Streamed,
+		Received: receipt.At(r.req.Received), Admitted: receipt.At(r.admitted), Committed: receipt.At(r.committedAt),
+		FirstByte: receipt.At(r.firstByte), Finished: receipt.At(now),
+		EdgeTokens: &edge,
+		Prefill:    leg(r.pair.Prefill, r.prefill),
+		Decode:     leg(r.pair.Decode, r.decode),
+		Output:     uint32(r.output), MaxOutput: uint32(r.prep.maxOutput),
+		Outcome: outcome, Finish: r.finish, Isolation: receipt.Shared, Replica: r.replica,
+	}
+	out.Transport, _, _ = strings.Cut(r.pair.Prefill.FabricAddress, ":")
+	if r.output > 0 || outcome == receipt.Completed {
+		out.Response = r.hasher.Response()
+	}
+	if f != nil {
+		out.Refusal = &receipt.Refusal{Leg: f.leg, Reason: f.reason}
+	}
+	return out
+}
+
+// leg takes the measurements of a worker into a receipt. A leg that never said
+// anything still names the worker that was asked.
+func leg(w *pool.Worker, f *workerv1.LegFacts) *receipt.Leg {
+	l := &receipt.Leg{Worker: w.Epoch, Build: w.Build}
+	if f == nil {
+		return l
+	}
+	tokens := f.GetTokens()
+	l.Tokens = &tokens
+	copy(l.ManifestRoot[:], f.GetManifestRoot())
+	l.HandoffBytes, l.ComputeUS, l.HandoffUS, l.QueueUS = f.GetHandoffBytes(), f.GetComputeUs(), f.GetHandoffUs(), f.GetQueueUs()
+	for _, e := range f.GetExtents() {
+		l.Extents = append(l.Extents, receipt.Extent{First: e.GetFirst(), Count: e.GetCount(), Generation: e.GetGeneration(), Scrubbed: e.GetScrubbed()})
+	}
+	return l
+}
