@@ -273,6 +273,22 @@ func TestTransferIsPulledOnce(t *testing.T) {
 	assert.Equal(t, b.decode.Stats().Free, 32)
 }
 
+// A second manifest that comes while the first is being read.
+func TestPullIsExclusive(t *testing.T) {
+	t.Parallel()
+	b := setup(t, 20)
+	o := b.offer(t)
+	b.from = fabrictest.Faulty{Reader: b.from, Before: func() {
+		_, err := b.receiver.Pull(t.Context(), b.want.Transfer, o.Manifest())
+		assert.Equal(t, reason(t, err), Replay)
+	}}
+	in := b.expect(t)
+	_, err := b.receiver.Pull(t.Context(), b.want.Transfer, o.Manifest())
+	assert.NoError(t, err)
+	_, err = in.Wait(t.Context())
+	assert.NoError(t, err)
+}
+
 func TestSeenIsBounded(t *testing.T) {
 	t.Parallel()
 	r := NewReceiver(ReceiverConfig{})
@@ -315,6 +331,21 @@ func TestClose(t *testing.T) {
 		o := b.offer(t)
 		in = b.expect(t)
 		_, err := b.receiver.Pull(t.Context(), b.want.Transfer, o.Manifest())
+		assert.Equal(t, reason(t, err), Canceled)
+		_, err = in.Wait(t.Context())
+		assert.Equal(t, reason(t, err), Canceled)
+		assert.Equal(t, b.decode.Stats().Free, 32)
+	})
+	t.Run("between commit and end", func(t *testing.T) {
+		t.Parallel()
+		b := setup(t, 20)
+		o := b.offer(t)
+		in := b.expect(t)
+		in.state = pulling
+		c, refusal := in.verify(t.Context(), o.Manifest())
+		assert.True(t, refusal == nil)
+		in.Close()
+		_, err := in.finish(c, nil)
 		assert.Equal(t, reason(t, err), Canceled)
 		_, err = in.Wait(t.Context())
 		assert.Equal(t, reason(t, err), Canceled)

@@ -105,7 +105,12 @@ func (in *Inbound) pull(ctx context.Context, manifest []byte) ([32]byte, error) 
 	defer context.AfterFunc(in.ctx, cancel)()
 
 	c, refusal := in.verify(ctx, manifest)
+	return in.finish(c, refusal)
+}
 
+// finish ends a pull. Close may have come at any moment since it began, also
+// after the commit, when there was no landing any more that it could abort.
+func (in *Inbound) finish(c *Committed, refusal *Refusal) ([32]byte, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if refusal == nil && in.closed {

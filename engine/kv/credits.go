@@ -30,6 +30,9 @@ func (p *Pool) Reserve(owner id.Owner, pages int) (*Credits, error) {
 	if p.closed {
 		return nil, fmt.Errorf("%w: pool is closed", ErrStale)
 	}
+	if p.corrupt {
+		return nil, ErrCorrupt
+	}
 	if free := p.promisable(); pages > free {
 		return nil, ErrExhausted{Want: pages, Free: free}
 	}

@@ -81,7 +81,10 @@
 // # Errors and panics
 //
 // A caller who comes too late, out of turn or asks for too much gets a typed
-// error and nothing changes. A transition that the table does not have means
-// that the pool's own books are wrong; then no page can be trusted to belong to
-// whom it says, and the process panics.
+// error and nothing changes. A transition that the table does not have, or a page
+// given back by somebody who does not hold it, means that the pool's own books
+// are wrong; then no page can be trusted to belong to whom it says. The call
+// panics, and since servers recover panics the pool also stops for good:
+// everything after it is ErrCorrupt, nothing is granted, resolved or freed, and
+// Stats says so.
 package kv

@@ -27,6 +27,9 @@ var (
 	// ErrBusy means that a pool cannot be closed because pages or credits of
 	// it are still held.
 	ErrBusy = errors.New("pool is in use")
+	// ErrCorrupt means that the pool found its own books wrong before. No page
+	// of it can be trusted to belong to whom it says.
+	ErrCorrupt = errors.New("page pool is corrupt")
 	// ErrConfig means that a pool cannot be made as asked.
 	ErrConfig = errors.New("bad pool configuration")
 )

@@ -56,3 +56,29 @@ func (p *Pool) Audit() error {
 	}
 	return nil
 }
+
+// Steal makes a page look granted to somebody else, behind the back of those
+// who hold it, as a bug in the pool would.
+func (p *Pool) Steal(index uint32, change func(g *PageInfo)) (undo func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	g := &p.pages[index]
+	was := *g
+	info := PageInfo{Owner: g.owner, Generation: g.generation}
+	change(&info)
+	g.owner, g.generation = info.Owner, info.Generation
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		g.owner, g.generation = was.owner, was.generation
+	}
+}
+
+// SumOf digests any bytes as a page.
+func SumOf(k DigestKey, i int, generation uint64, page []byte) Sum {
+	d, err := newDigester(k)
+	if err != nil {
+		panic(err)
+	}
+	return d.sum(i, generation, page)
+}

@@ -297,3 +297,80 @@ func TestSequenceDecodes(t *testing.T) {
 		assert.NoError(t, decode.Audit())
 	}
 }
+
+// Should a page ever come to another lease behind the back of its holder, every
+// use of it finds out: by generation, and by owner.
+func TestEveryUseComparesOwnerAndGeneration(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*kv.PageInfo){
+		"generation": func(g *kv.PageInfo) { g.Generation++ },
+		"owner":      func(g *kv.PageInfo) { g.Owner = bob },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := kvtest.Pool(t, kv.Config{})
+			stolen := func(s interface{ Extents() []kv.Extent }, use func() error) {
+				t.Helper()
+				refs := kvtest.Refs(s.Extents())
+				undo := p.Steal(refs[len(refs)-1].Index, change)
+				assert.ErrorIs(t, use(), kv.ErrStale)
+				undo()
+			}
+			f := filler(t, p, alice, 2, 2)
+			stolen(f, func() error { _, err := f.Table(0, 20); return err })
+			table, err := f.Table(0, 20)
+			assert.NoError(t, err)
+			stolen(f, func() error { _, err := table.Resolve(nil, 20); return err })
+			kvtest.Write(t, p.Geometry(), table, 0, 20, 1)
+			assert.NoError(t, table.Advance(20))
+			table.Close()
+			stolen(f, func() error { _, err := f.Seal(20); return err })
+			s, err := f.Seal(20)
+			assert.NoError(t, err)
+			defer s.Release()
+			stolen(s, func() error { return s.View(kvtest.Refs(s.Extents())[1], func([]byte) error { return nil }) })
+			stolen(s, func() error { _, err := s.Sums(key); return err })
+
+			seq := kvtest.Sequence(t, s, p, 2)
+			stolen(seq, func() error { _, err := seq.TokenBytes(19, nil); return err })
+			stolen(seq, func() error { _, err := seq.Table(19, 1); return err })
+			seq.Release()
+
+			assert.NoError(t, p.Audit())
+		})
+	}
+}
+
+// A holder that gives back what is not its own any more must not free it under
+// the feet of the next one. The pool stops for good, also where the panic is
+// recovered.
+func TestWrongBooksStopThePool(t *testing.T) {
+	t.Parallel()
+	give := func(f func()) (r any) {
+		defer func() { r = recover() }()
+		f()
+		return nil
+	}
+	for name, change := range map[string]func(*kv.PageInfo){
+		"generation": func(g *kv.PageInfo) { g.Generation++ },
+		"owner":      func(g *kv.PageInfo) { g.Owner = bob },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p, err := kv.New(kv.Config{Geometry: kvtest.Geometry(), Pages: 8})
+			assert.NoError(t, err)
+			s := kvtest.Sealed(t, p, alice, 20, 1)
+			bystander := kvtest.Sealed(t, p, bob, 20, 1)
+			ref := kvtest.Refs(s.Extents())[0]
+			p.Steal(ref.Index, change)
+			assert.True(t, give(s.Release) != nil)
+			assert.Equal(t, p.Page(ref.Index).State, kv.StateSealed)
+			assert.True(t, p.Stats().Corrupt)
+			_, err = p.Reserve(alice, 1)
+			assert.ErrorIs(t, err, kv.ErrCorrupt)
+			err = bystander.View(kvtest.Refs(bystander.Extents())[0], func([]byte) error { return nil })
+			assert.ErrorIs(t, err, kv.ErrCorrupt)
+			assert.ErrorIs(t, p.Close(), kv.ErrBusy)
+		})
+	}
+}

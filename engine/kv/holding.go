@@ -82,6 +82,9 @@ func (a handle) Pages() int {
 // live returns ErrStale if the handle was released or consumed. Callers hold
 // mu.
 func (a handle) live() error {
+	if a.h.pool.corrupt {
+		return ErrCorrupt
+	}
 	if a.h.phase != a.phase {
 		return ErrStale
 	}
@@ -211,7 +214,7 @@ func (a handle) releaseLocked() {
 	h.returnCredits()
 	ev := history{p: h.pool}
 	for _, r := range h.refs {
-		h.pool.drop(r.Index, &ev)
+		h.pool.drop(r, h.owner, &ev)
 	}
 	ev.flush()
 }

@@ -2,6 +2,7 @@ package kv_test
 
 import (
 	"errors"
+	"runtime"
 	"testing"
 
 	"bulkhead.dev/engine/kv"
@@ -151,4 +152,93 @@ func TestReceiveHoldsThePages(t *testing.T) {
 	assert.ErrorIs(t, l.Receive(nil), kv.ErrStale)
 	_, err := l.Commit(kv.Claim{})
 	assert.ErrorIs(t, err, kv.ErrStale)
+}
+
+// Pages that a sender made up at will, with digests that match.
+func TestCommitRefusesMadeUpPages(t *testing.T) {
+	t.Parallel()
+	g := kvtest.Geometry()
+	for _, tc := range []struct {
+		name   string
+		tokens int
+		make   func(pages [][]byte)
+		want   error
+	}{
+		{"as it should be", 20, func([][]byte) {}, nil},
+		{"one whole wiped page more", 16, func(p [][]byte) { clear(p[1]) }, kv.ErrCoverage},
+		{"a hole", 20, func(p [][]byte) {
+			// Slot 5 of the first page, wiped in every layer.
+			w := g.DType.Bytes()
+			for l := range g.Layers {
+				for d := range g.HeadDim {
+					clear(p[0][g.KIndex(l, 0, d, 5)*w:][:w])
+					clear(p[0][g.VIndex(l, 0, 5, d)*w:][:w])
+				}
+			}
+		}, kv.ErrCoverage},
+		{"something behind a gap", 20, func(p [][]byte) { p[1][g.VIndex(1, 0, 15, 2)*g.DType.Bytes()] = 1 }, kv.ErrCoverage},
+		{"something in the padding", 20, func(p [][]byte) { p[1][g.PageBytes()-1] = 1 }, kv.ErrCoverage},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			p := kvtest.Pool(t, kv.Config{})
+			s := kvtest.Sealed(t, p, alice, 20, 1)
+			defer s.Release()
+			l := landing(t, p, alice, 2, 2)
+			kvtest.Copy(t, s, l)
+			c := kv.Claim{Tokens: tc.tokens, Key: key}
+			assert.NoError(t, l.Receive(func(land func(int) []byte) error {
+				pages := [][]byte{land(0), land(1)}
+				tc.make(pages)
+				for i, page := range pages {
+					c.Pages = append(c.Pages, kv.PageClaim{Generation: 1, Sum: kv.SumOf(key, i, 1, page)})
+				}
+				return nil
+			}))
+			seq, err := l.Commit(c)
+			if tc.want != nil {
+				assert.ErrorIs(t, err, tc.want)
+				return
+			}
+			assert.NoError(t, err)
+			seq.Release()
+		})
+	}
+}
+
+// Between the verification and the commit nothing can write: a receive, or a
+// second commit, that comes meanwhile is refused.
+func TestCommitIsExclusive(t *testing.T) {
+	t.Parallel()
+	// Big enough that verifying takes a while.
+	g := kv.Geometry{Layers: 64, KVHeads: 8, HeadDim: 64, PageTokens: 16, DType: kv.F32, Layout: 1}
+	p := kvtest.Pool(t, kv.Config{Pages: 8, Geometry: g})
+	s := kvtest.Sealed(t, p, alice, 64, 1)
+	defer s.Release()
+	l := landing(t, p, alice, 4, 4)
+	kvtest.Copy(t, s, l)
+	c := kvtest.Claim(t, s, key)
+	first := l.Extents()[0].First
+	done := make(chan struct{})
+	tried := make(chan error)
+	go func() {
+		for p.Page(first).Readers == 0 {
+			select {
+			case <-done:
+				tried <- errors.New("commit was over before it was seen")
+				return
+			default:
+				runtime.Gosched()
+			}
+		}
+		tried <- l.Receive(func(land func(int) []byte) error { land(0)[0] ^= 1; return nil })
+	}()
+	seq, err := l.Commit(c)
+	close(done)
+	assert.True(t, <-tried != nil)
+	assert.NoError(t, err)
+	b, err := seq.TokenBytes(0, nil)
+	assert.NoError(t, err)
+	assert.True(t, string(b) == string(kvtest.Token(g, 1, 0)))
+	seq.Release()
 }

@@ -72,6 +72,9 @@ type Pool struct {
 	granted    uint64 // under mu
 	scrubbed   uint64 // under mu
 	closed     bool   // under mu
+	// corrupt means that the books were found wrong. Nothing is granted, read,
+	// written or freed any more. Under mu.
+	corrupt bool
 }
 
 // page is what the pool knows of a page. Everything is under Pool.mu; the bytes
@@ -150,6 +153,9 @@ type Stats struct {
 	// Counters since the pool was made: calls that granted, pages they granted,
 	// pages they scrubbed. Generation is the number of the last grant.
 	Grants, GrantedPages, ScrubbedPages, Generation uint64
+	// Corrupt means that the pool found its own books wrong. It serves nothing
+	// any more; the worker has to be replaced.
+	Corrupt bool
 }
 
 // Stats returns a consistent snapshot.
@@ -162,6 +168,7 @@ func (p *Pool) Stats() Stats {
 		Reading: p.counts[StateReading], Sealed: p.counts[StateSealed], Quarantined: p.counts[StateQuarantined],
 		Credits: p.promised, Free: p.promisable(),
 		Grants: p.grants, GrantedPages: p.granted, ScrubbedPages: p.scrubbed, Generation: p.generation,
+		Corrupt: p.corrupt,
 	}
 }
 
@@ -189,6 +196,13 @@ func (p *Pool) Page(index uint32) PageInfo {
 	}
 }
 
+// fail is for what can only happen if the books of the pool are wrong. A panic
+// alone would not do: servers recover them. Callers hold mu.
+func (p *Pool) fail(format string, args ...any) {
+	p.corrupt = true
+	panic("kv: " + fmt.Sprintf(format, args...))
+}
+
 // promisable returns how many more pages can be reserved. Callers hold mu.
 func (p *Pool) promisable() int { return p.counts[StateClean] + p.counts[StateDirty] - p.promised }
 
@@ -198,11 +212,11 @@ func (p *Pool) step(index uint32, op Op) {
 	from := g.state
 	to := next[from][op]
 	if to == noState {
-		panic(fmt.Sprintf("kv: page %d is %v and cannot %v", index, from, op))
+		p.fail("page %d is %v and cannot %v", index, from, op)
 	}
 	if to.Free() || op == OpSeal || op == OpCommit || op == OpAdopt {
 		if g.writers != 0 || (to.Free() && (g.readers != 0 || g.refs != 0)) {
-			panic(fmt.Sprintf("kv: page %d cannot %v with %d readers, %d writers, %d references", index, op, g.readers, g.writers, g.refs))
+			p.fail("page %d cannot %v with %d readers, %d writers, %d references", index, op, g.readers, g.writers, g.refs)
 		}
 	}
 	p.counts[from]--
@@ -236,7 +250,8 @@ func (p *Pool) draw(dst []uint32, n int) []uint32 {
 			return dst
 		}
 	}
-	panic(fmt.Sprintf("kv: %d pages short of what was promised", n))
+	p.fail("%d pages short of what was promised", n)
+	return nil
 }
 
 // findRun returns the first run of n free pages. Callers hold mu.
@@ -264,10 +279,14 @@ func (p *Pool) findRun(n int) (uint32, bool) {
 	return 0, false
 }
 
-// drop takes one reference from a page and frees it, or quarantines it if
-// somebody has it open. Callers hold mu.
-func (p *Pool) drop(index uint32, h *history) {
+// drop takes one reference from a page of an owner and frees it, or quarantines
+// it if somebody has it open. Callers hold mu.
+func (p *Pool) drop(ref PageRef, owner id.Owner, h *history) {
+	index := ref.Index
 	g := &p.pages[index]
+	if g.generation != ref.Generation || g.owner != owner {
+		p.fail("page %d generation %d is given back by a holder of generation %d", index, g.generation, ref.Generation)
+	}
 	if g.refs--; g.refs > 0 {
 		return
 	}
