@@ -1,0 +1,230 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+
+	"bulkhead.dev/engine/model/gguf"
+	"bulkhead.dev/engine/model/synth"
+	"bulkhead.dev/engine/model/tokenizer"
+	"bulkhead.dev/infra/assert"
+	workerv1 "bulkhead.dev/services/gen/bulkhead/worker/v1"
+)
+
+// The greedy ids of a trained model, over two processes' worth of machinery, are
+// those that llama.cpp computes, with all prompts in one batch.
+func TestGoldenIDs(t *testing.T) {
+	t.Parallel()
+	for _, scrub := range []string{"zero", "nan"} {
+		t.Run(scrub, func(t *testing.T) {
+			t.Parallel()
+			file := assert.SharedData(t, "stories260K/converted/stories260K-f32.gguf")
+			raw, err := os.ReadFile(assert.SharedData(t, "stories260K/golden_llamacpp.json"))
+			assert.NoError(t, err)
+			var golden struct {
+				Runs []struct {
+					Model  string
+					Prompt []int32 `json:"prompt_ids"`
+					Greedy []int32 `json:"greedy_ids"`
+					Text   string
+				}
+			}
+			assert.NoError(t, json.Unmarshal(raw, &golden))
+			c := newCluster(t, file)
+			c.pair(func(b *Boot) { b.ScrubWith = scrub })
+			var g errgroup.Group
+			n := 0
+			for i, run := range golden.Runs {
+				if run.Model != "stories260K-f32.gguf" {
+					continue
+				}
+				n++
+				g.Go(func() error {
+					o := c.do(t.Context(), c.job(byte(i), run.Prompt, len(run.Greedy)), nil)
+					if err := errors.Join(o.err, o.prefillErr); err != nil {
+						return err
+					}
+					// Answers keep the space that begins them; the golden text may not.
+					return same(o, run.Greedy, run.Text, strings.TrimPrefix(o.text, " ") == strings.TrimPrefix(run.Text, " "))
+				})
+			}
+			assert.NoError(t, g.Wait())
+			assert.True(t, n > 3)
+			c.restored()
+		})
+	}
+}
+
+// same reports an answer that is not the wanted one.
+func same(o *outcome, ids []int32, text string, textSame bool) error {
+	if !slices.Equal(o.ids, ids) || !textSame {
+		return fmt.Errorf("answer is %v %q, want %v %q", o.ids, o.text, ids, text)
+	}
+	return nil
+}
+
+// Every number that the legs report was measured, and they agree.
+func TestFacts(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, "")
+	c.pair(nil)
+	for i, n := range []int{1, 16, 17, 100, 240} {
+		j := c.job(1, prompt(n, i), 16)
+		o := c.do(t.Context(), j, nil)
+		assert.NoError(t, o.err)
+		assert.NoError(t, o.prefillErr)
+		assert.Equal(t, o.events, []string{"reserved", "committed", "delta", "finished"})
+		pages := (n + 16 + 15) / 16
+		assert.Equal(t, o.reserved, pages)
+		for _, f := range []interface{ GetTokens() uint32 }{o.prefilled, o.committed, o.finished.GetFacts()} {
+			assert.Equal(t, f.GetTokens(), uint32(n))
+		}
+		assert.Equal(t, o.prefilled.GetEpoch(), c.prefill.who.Epoch[:])
+		assert.Equal(t, o.committed.GetEpoch(), c.decode.who.Epoch[:])
+		assert.Equal(t, len(o.committed.GetManifestRoot()), 32)
+		assert.Equal(t, o.prefilled.GetManifestRoot(), o.committed.GetManifestRoot())
+		assert.Equal(t, o.finished.GetFacts().GetManifestRoot(), o.committed.GetManifestRoot())
+		bytes := uint64((n + 15) / 16 * c.decode.pool.Geometry().PageBytes())
+		assert.Equal(t, o.prefilled.GetHandoffBytes(), bytes)
+		assert.Equal(t, o.committed.GetHandoffBytes(), bytes)
+		assert.True(t, o.prefilled.GetComputeUs() > 0 && o.finished.GetFacts().GetComputeUs() > 0)
+		assert.Equal(t, granted(o.prefilled), uint32((n+15)/16))
+		assert.Equal(t, granted(o.committed), uint32((n+15)/16))
+		// The last id is not fed back, so its position needs no page.
+		assert.Equal(t, granted(o.finished.GetFacts()), uint32((n+int(o.finished.GetOutputTokens())-1+15)/16))
+		assert.Equal(t, int(o.finished.GetOutputTokens()), len(o.ids))
+	}
+	c.restored()
+	c.eventually("counters", func() bool {
+		p, d := c.front.beat(c.prefill.who.Epoch), c.front.beat(c.decode.who.Epoch)
+		return p.GetPrefillTokens() == 1+16+17+100+240 && d.GetDecodeTokens() > 0 && d.GetDecodeTokens() <= 5*16 &&
+			p.GetHandoffBytes() == d.GetHandoffBytes() && p.GetHandoffBytes() > 0 && d.GetGrantedPages() >= p.GetGrantedPages()
+	})
+	beat := c.front.beat(c.decode.who.Epoch)
+	sum := uint32(0)
+	for _, s := range beat.GetPages() {
+		sum += s.GetPages()
+	}
+	assert.Equal(t, sum, uint32(c.decode.boot.Pages))
+	r := c.front.joinedAs(c.prefill.who.Epoch)
+	assert.Equal(t, r.GetContextWindow(), uint32(256))
+	assert.Equal(t, r.GetPages(), uint32(c.prefill.boot.Pages))
+	assert.Equal(t, r.GetAddress(), c.prefill.boot.Listen)
+	assert.Equal(t, r.GetFabricAddress(), c.prefill.boot.FabricListen)
+	assert.Equal(t, r.GetModelDigest(), c.digest[:])
+}
+
+func granted(f *workerv1.LegFacts) (n uint32) {
+	for _, e := range f.GetExtents() {
+		n += e.GetCount()
+	}
+	return n
+}
+
+// The same request gives the same answer, alone and beside others, whatever the
+// pages were used for before.
+func TestSameAnswerUnderLoad(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, "")
+	c.pair(func(b *Boot) { b.ScrubWith = "nan" })
+	ask := func(owner byte) *outcome {
+		j := c.job(owner, prompt(70, 3), 60)
+		j.generate.Sampling.Temperature, j.generate.Sampling.Seed = 1, 99
+		return c.do(t.Context(), j, nil)
+	}
+	want := ask(1)
+	assert.NoError(t, want.err)
+	var g errgroup.Group
+	for i := range 8 {
+		g.Go(func() error {
+			got := ask(byte(2 + i%3))
+			if got.err != nil {
+				return got.err
+			}
+			return same(got, want.ids, want.text, got.text == want.text)
+		})
+		g.Go(func() error { return c.do(t.Context(), c.job(byte(i), prompt(10+20*i, i), 40), nil).err })
+	}
+	assert.NoError(t, g.Wait())
+	c.restored()
+}
+
+// copyPrompt is BOS and a text that the copy model answers with itself.
+func copyPrompt(t *testing.T, file, text string) []int32 {
+	t.Helper()
+	f, err := gguf.Open(file)
+	assert.NoError(t, err)
+	defer func() { assert.NoError(t, f.Close()) }()
+	tok, err := tokenizer.FromGGUF(f)
+	assert.NoError(t, err)
+	bos, ok := tok.BOS()
+	assert.True(t, ok)
+	return tok.Encode([]int32{bos}, text, tokenizer.Plain)
+}
+
+func TestStopString(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, "")
+	c.useModel(synth.CopyModel(256))
+	c.pair(nil)
+	const text = "the canary of this test is mauve!" // longer than the distance of the copy
+	want := text[len(text)-synth.CopyDistance:]
+	ids := copyPrompt(t, c.model, text)
+	free := c.do(t.Context(), c.job(1, ids, 32), nil)
+	assert.NoError(t, free.err)
+	assert.Equal(t, free.text, want)
+	assert.Equal(t, free.finished.GetDetail(), "max_tokens")
+	assert.Equal(t, free.finished.GetFinishReason(), "length")
+
+	j := c.job(1, ids, 100)
+	j.generate.Stop = []string{"never", "test is"}
+	o := c.do(t.Context(), j, nil)
+	assert.NoError(t, o.err)
+	assert.Equal(t, o.text, want[:strings.Index(want, "test is")])
+	assert.Equal(t, o.finished.GetDetail(), "stop_string")
+	assert.Equal(t, o.finished.GetFinishReason(), "stop")
+	assert.Equal(t, len(o.ids), strings.Index(want, "test is")+len("test is"))
+
+	// Content stays out of the logs; the ids of the request are in them.
+	for _, i := range []*instance{c.prefill, c.decode} {
+		logs := i.logs.String()
+		assert.False(t, strings.Contains(logs, "canary") || strings.Contains(logs, "test is") || strings.Contains(logs, "mauve"))
+		assert.True(t, strings.Contains(logs, "req_"))
+	}
+	c.restored()
+}
+
+// A request that waits for the prefill leg is withdrawn when its caller leaves.
+func TestCancel(t *testing.T) {
+	t.Parallel()
+	for _, at := range []string{"reserved", "committed", "delta"} {
+		t.Run(at, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, "")
+			c.pair(nil)
+			ctx, cancel := context.WithCancel(t.Context())
+			j := c.job(1, prompt(200, 1), 50)
+			o := c.do(ctx, j, func(e string) {
+				if e == at {
+					cancel()
+				}
+			})
+			cancel()
+			assert.True(t, o.err != nil && o.finished == nil)
+			c.restored()
+			// The transfer is used up, and the worker is well.
+			o = c.do(t.Context(), j, nil)
+			assert.Equal(t, o.reasons()[0], "replay")
+			assert.NoError(t, c.do(t.Context(), c.job(1, prompt(20, 1), 5), nil).err)
+			c.restored()
+		})
+	}
+}

@@ -1,0 +1,143 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"connectrpc.com/connect"
+
+	"bulkhead.dev/engine/fabric"
+	"bulkhead.dev/engine/handoff"
+	"bulkhead.dev/engine/sched"
+	"bulkhead.dev/engine/worker/peer"
+	workerv1 "bulkhead.dev/services/gen/bulkhead/worker/v1"
+	"bulkhead.dev/services/gen/bulkhead/worker/v1/workerv1connect"
+)
+
+// prefillLeg serves PrefillService and the pages.
+type prefillLeg struct {
+	*worker
+	chunks  *sched.Prefill
+	server  *fabric.Server
+	decodes *peers[decodeClient]
+}
+
+func newPrefillLeg(w *worker) *prefillLeg {
+	return &prefillLeg{
+		worker:  w,
+		chunks:  sched.NewPrefill(sched.PrefillOptions{Model: w.forward, Geometry: w.pool.Geometry(), Chunk: w.set.Chunk, Now: w.now}),
+		server:  fabric.NewServer(fabric.ServerOptions{Now: w.now}),
+		decodes: decodeClients(w.set.Credentials),
+	}
+}
+
+func (l *prefillLeg) mount(mux *http.ServeMux, opts ...connect.HandlerOption) {
+	mux.Handle(workerv1connect.NewPrefillServiceHandler(l, opts...))
+}
+
+func (l *prefillLeg) run(ctx context.Context) error { return l.chunks.Run(ctx) }
+func (l *prefillLeg) tokens() uint64                { return l.chunks.Tokens() }
+func (l *prefillLeg) close()                        { l.decodes.close() }
+
+// Prefill implements workerv1connect.PrefillServiceHandler.
+func (l *prefillLeg) Prefill(ctx context.Context, req *workerv1.PrefillRequest) (*workerv1.PrefillResponse, error) {
+	var m measured
+	var n names
+	err := l.prefill(ctx, req, &n, &m)
+	if err != nil {
+		return nil, l.refused(ctx, "prefill", n, err, m)
+	}
+	l.log.DebugContext(ctx, "prefilled", "request", n.request, "transfer", n.transfer, "tokens", m.tokens)
+	return &workerv1.PrefillResponse{Facts: l.facts(m)}, nil
+}
+
+// prefill does the whole call. Every path releases the pages before the slot.
+func (l *prefillLeg) prefill(ctx context.Context, req *workerv1.PrefillRequest, n *names, m *measured) error {
+	if _, err := peer.Require(ctx, peer.IsGateway); err != nil {
+		return err
+	}
+	var err error
+	if *n, err = parseNames(req); err != nil {
+		return err
+	}
+	if err := l.checkModel(req.GetModelDigest()); err != nil {
+		return err
+	}
+	tokens, err := l.parseTokens(req.GetTokens())
+	if err != nil {
+		return err
+	}
+	defer clear(tokens)
+	decode, err := parsePeer(req.GetDecode(), req.GetDecode().GetAddress())
+	if err != nil {
+		return err
+	}
+
+	slot, err := l.gate.Enter(ctx, n.owner, l.pool.Geometry().PagesFor(len(tokens)))
+	if err != nil {
+		return err
+	}
+	defer slot.Leave()
+	m.queue = slot.Waited()
+
+	filled, err := l.chunks.Fill(ctx, slot.Credits(), n.lease, tokens)
+	m.tokens, m.extents, m.compute = filled.Tokens, filled.Extents, filled.Computed
+	if err != nil {
+		return err
+	}
+	began := l.now()
+	offer, err := handoff.NewOffer(l.server, filled.Sealed, handoff.Meta{
+		Request: n.request, Transfer: n.transfer, Nonce: n.nonce,
+		PrefillEpoch: l.set.epoch, DecodeEpoch: decode.epoch,
+		Model: l.set.digest, TokenDigest: handoff.TokenDigest(tokens),
+	})
+	if err != nil {
+		return err
+	}
+	defer offer.Abort()
+	root := offer.Root()
+	m.root, m.bytes = root[:], offer.Bytes()
+	err = l.deliver(ctx, decode, n, offer)
+	m.handoff = l.now().Sub(began)
+	if err != nil {
+		return err
+	}
+	l.handoffBytes.Add(m.bytes)
+	return nil
+}
+
+// deliver makes the offer and takes the acknowledgment.
+func (l *prefillLeg) deliver(ctx context.Context, decode where, n *names, offer *handoff.Offer) error {
+	client, err := l.decodes.get(decode)
+	if err != nil {
+		return refuse(BadRequest, "decode leg: %w", err)
+	}
+	resp, err := client.Offer(ctx, &workerv1.OfferRequest{RequestId: n.request[:], TransferId: n.transfer[:], Manifest: offer.Manifest()})
+	if err != nil {
+		return offerError(ctx, err)
+	}
+	if len(resp.GetManifestRoot()) != 32 {
+		return refuse(WrongRoot, "acknowledgment of %d bytes", len(resp.GetManifestRoot()))
+	}
+	return offer.Ack([32]byte(resp.GetManifestRoot()))
+}
+
+// offerError says why an offer was not taken: for the reason that the decode
+// leg gave, or because it was not reached.
+func offerError(ctx context.Context, err error) error {
+	if r, ok := RefusalOf(err); ok {
+		reason := Reason(r.GetReason())
+		if _, known := codes[reason]; known {
+			return refuse(reason, "decode leg: %s", r.GetMessage())
+		}
+		return refuse(Internal, "decode leg: unknown reason")
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if ce, ok := errors.AsType[*connect.Error](err); ok && connect.IsWireError(err) {
+		return refuse(Internal, "decode leg: %v", ce.Code())
+	}
+	return refuse(DecodeUnreachable, "%w", err)
+}
