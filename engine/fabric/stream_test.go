@@ -204,7 +204,7 @@ func TestStalledPeerHoldsAPage(t *testing.T) {
 	assert.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() { done <- srv.Serve(ctx, l) }()
+	go func() { done <- srv.Serve(ctx, slowListener{l}) }()
 	c, err := net.Dial("unix", l.Addr().String())
 	assert.NoError(t, err)
 	defer c.Close()
@@ -220,6 +220,25 @@ func TestStalledPeerHoldsAPage(t *testing.T) {
 	cancel() // closes the connection; Serve returns when nobody serves any more
 	assert.NoError(t, <-done)
 	assert.Equal(t, p.Page(0).State, kv.StateDirty)
+}
+
+// slowListener gives connections on which a write that fails takes its time to
+// say so.
+type slowListener struct{ net.Listener }
+
+func (l slowListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	return slowConn{c}, err
+}
+
+type slowConn struct{ net.Conn }
+
+func (c slowConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if err != nil {
+		time.Sleep(50 * time.Millisecond)
+	}
+	return n, err
 }
 
 // What clients can send that is not a request gets a refusal and the end of the

@@ -341,6 +341,20 @@ func TestEveryUseComparesOwnerAndGeneration(t *testing.T) {
 	}
 }
 
+// A handle on an earlier grant does not serve a later one of the same page, not
+// even to somebody who knows the later generation.
+func TestViewServesItsOwnGrantOnly(t *testing.T) {
+	t.Parallel()
+	p := kvtest.Pool(t, kv.Config{})
+	s := kvtest.Sealed(t, p, alice, 20, 1)
+	defer s.Release()
+	ref := kvtest.Refs(s.Extents())[0]
+	undo := p.Steal(ref.Index, func(g *kv.PageInfo) { g.Generation = 99 })
+	defer undo()
+	later := kv.PageRef{Index: ref.Index, Generation: 99}
+	assert.ErrorIs(t, s.View(later, func([]byte) error { return nil }), kv.ErrStale)
+}
+
 // A holder that gives back what is not its own any more must not free it under
 // the feet of the next one. The pool stops for good, also where the panic is
 // recovered.
