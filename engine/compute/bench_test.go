@@ -21,7 +21,7 @@ func benchThreads() int {
 // BenchmarkPrefill computes prompts of 512 tokens, as `llama-bench -p 512`.
 func BenchmarkPrefill(b *testing.B) {
 	_, l := smollm(b)
-	for _, level := range Levels()[1:] {
+	for _, level := range fast() {
 		b.Run(level, func(b *testing.B) {
 			m := load(b, l, Options{Level: level, DType: kv.F16, Threads: benchThreads()})
 			rng := rand.New(rand.NewPCG(1, 2))
@@ -40,7 +40,7 @@ func BenchmarkPrefill(b *testing.B) {
 // one sequence and for eight.
 func BenchmarkDecode(b *testing.B) {
 	_, l := smollm(b)
-	for _, level := range Levels()[1:] {
+	for _, level := range fast() {
 		for _, n := range []int{1, 8} {
 			b.Run(fmt.Sprintf("%s/batch%d", level, n), func(b *testing.B) {
 				m := load(b, l, Options{Level: level, DType: kv.F16, Threads: benchThreads()})
@@ -65,4 +65,15 @@ func BenchmarkDecode(b *testing.B) {
 			})
 		}
 	}
+}
+
+// fast are the levels that anybody would run this model on.
+func fast() []string {
+	var out []string
+	for _, l := range Levels() {
+		if l != levelGo && l != levelScalar {
+			out = append(out, l)
+		}
+	}
+	return out
 }
