@@ -16,6 +16,7 @@ type reference struct {
 	m            *model.Llama
 	keys, values [][][]float64 // by layer and position
 	store        func(float64) float64
+	rows         map[string][][]float64 // of matrices, decoded once
 }
 
 func load(t testing.TB, file []byte) (*model.Llama, *gguf.File) {
@@ -29,7 +30,7 @@ func load(t testing.TB, file []byte) (*model.Llama, *gguf.File) {
 
 func newReference(m *model.Llama) *reference {
 	return &reference{m: m, keys: make([][][]float64, m.Config.Layers), values: make([][][]float64, m.Config.Layers),
-		store: func(x float64) float64 { return x }}
+		store: func(x float64) float64 { return x }, rows: map[string][][]float64{}}
 }
 
 // decode reads row r of a matrix in any of the types.
@@ -74,11 +75,19 @@ func fromHalf(h uint16) float64 {
 	return x
 }
 
-func multiply(w gguf.Tensor, x []float64) []float64 {
-	out := make([]float64, w.Dims[1])
-	for r := range out {
-		for i, v := range decode(w, r) {
-			out[r] += v * x[i]
+func (r *reference) multiply(w gguf.Tensor, x []float64) []float64 {
+	rows, ok := r.rows[w.Name]
+	if !ok {
+		rows = make([][]float64, w.Dims[1])
+		for i := range rows {
+			rows[i] = decode(w, i)
+		}
+		r.rows[w.Name] = rows
+	}
+	out := make([]float64, len(rows))
+	for o, row := range rows {
+		for i, v := range row {
+			out[o] += v * x[i]
 		}
 	}
 	return out
@@ -114,7 +123,7 @@ func (r *reference) step(token int) []float64 {
 	x := decode(r.m.Embed, token)
 	for l, b := range r.m.Blocks {
 		n := r.norm(b.AttnNorm, x)
-		q, k, v := multiply(b.Q, n), multiply(b.K, n), multiply(b.V, n)
+		q, k, v := r.multiply(b.Q, n), r.multiply(b.K, n), r.multiply(b.V, n)
 		pos := len(r.keys[l])
 		r.rotate(q, pos)
 		r.rotate(k, pos)
@@ -122,19 +131,19 @@ func (r *reference) step(token int) []float64 {
 			k[i], v[i] = r.store(k[i]), r.store(v[i])
 		}
 		r.keys[l], r.values[l] = append(r.keys[l], k), append(r.values[l], v)
-		for i, o := range multiply(b.O, r.attend(l, q)) {
+		for i, o := range r.multiply(b.O, r.attend(l, q)) {
 			x[i] += o
 		}
 		n = r.norm(b.FFNNorm, x)
-		gate, up := multiply(b.Gate, n), multiply(b.Up, n)
+		gate, up := r.multiply(b.Gate, n), r.multiply(b.Up, n)
 		for i := range gate {
 			gate[i] = gate[i] / (1 + math.Exp(-gate[i])) * up[i]
 		}
-		for i, o := range multiply(b.Down, gate) {
+		for i, o := range r.multiply(b.Down, gate) {
 			x[i] += o
 		}
 	}
-	return multiply(r.m.Head, r.norm(r.m.OutNorm, x))
+	return r.multiply(r.m.Head, r.norm(r.m.OutNorm, x))
 }
 
 func (r *reference) attend(l int, q []float64) []float64 {
