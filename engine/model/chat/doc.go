@@ -46,10 +46,10 @@
 // Some templates test messages for markup, for example to cut off what comes
 // before "</think>" in an answer. Step 1 hides it from them. New finds the
 // literals for which a render would differ, by role, and for messages of that
-// role Encode leaves them as they are. If such a literal could still be in the
-// rendered text, then a message might have named a special token, and the
+// role Encode leaves them as they are. If a special token that could have come
+// out of such a literal is in the rendered text, whoever wrote it, then the
 // conversation is rendered again with the literal hidden: markup of a message
-// that the template does not remove is text.
+// stays text, unless the template surely removed it.
 //
 // # Which templates
 //

@@ -106,40 +106,25 @@ func (in *instance) call(ctx context.Context, stage string, d time.Duration, f a
 	return st, bytes.Clone(out), nil
 }
 
-// image is the memory of an instance right after its template was compiled,
-// without the zeros at its end. It is never written.
-type image struct {
-	bytes []byte
-	size  uint32 // of the memory, in bytes
-}
-
-func (in *instance) image() (image, error) {
-	size := in.memory.Size()
-	mem, ok := in.memory.Read(0, size)
+// image returns a copy of the memory.
+func (in *instance) image() ([]byte, error) {
+	mem, ok := in.memory.Read(0, in.memory.Size())
 	if !ok {
-		return image{}, errors.New("the memory of the template engine cannot be read")
+		return nil, errors.New("the memory of the template engine cannot be read")
 	}
-	return image{bytes: bytes.Clone(bytes.TrimRight(mem, "\x00")), size: size}, nil
+	return bytes.Clone(mem), nil
 }
 
 // restore sets the memory back to img. It reports false for an instance that
-// cannot be used again.
-func (in *instance) restore(img image) bool {
-	if in.dead || in.memory.Size() != img.size {
-		return false
-	}
-	mem, ok := in.memory.Read(0, img.size)
-	if !ok {
-		return false
-	}
-	clear(mem[copy(mem, img.bytes):])
-	return true
+// cannot be used again: a dead one, or one that grew, since a guest cannot shrink.
+func (in *instance) restore(img []byte) bool {
+	return !in.dead && int(in.memory.Size()) == len(img) && in.memory.Write(0, img)
 }
 
 // load makes a fresh instance one of the template that img was taken of.
-func (in *instance) load(img image) bool {
-	if have := in.memory.Size(); have < img.size {
-		if _, ok := in.memory.Grow((img.size - have) >> 16); !ok {
+func (in *instance) load(img []byte) bool {
+	if have := in.memory.Size(); int(have) < len(img) {
+		if _, ok := in.memory.Grow((uint32(len(img)) - have) >> 16); !ok {
 			return false
 		}
 	}

@@ -16,13 +16,14 @@ const (
 	probeTime = 10 * time.Second
 
 	// renderTime is what a render of a short conversation may take. It takes
-	// 0.1 to 0.7 ms.
-	renderTime = 250 * time.Millisecond
+	// 0.1 to 0.7 ms of a core; the rest is for machines whose cores are taken,
+	// since the bound is of time that passes.
+	renderTime = 500 * time.Millisecond
 	// renderTimePerKiB is added for each KiB of a conversation. It takes 0.1 ms.
 	renderTimePerKiB = time.Millisecond
 	// renderFuel is how many instructions a render may execute.
 	renderFuel = 1 << 20
-	// renderFuelPerMessage is added for each message. Templates take 50 to 300.
+	// renderFuelPerMessage is added for each message. Templates take 50 to 500.
 	renderFuelPerMessage = 1 << 10
 	// maxOutput is how many bytes a render may write, beside twice the
 	// conversation.
@@ -32,11 +33,12 @@ const (
 	// smallest messages it takes half of an instance's memory.
 	MaxMessages = 4096
 	// MaxContent is the largest sum of the lengths of the messages in bytes. It
-	// is far beyond every context window, and fits an instance several times.
-	MaxContent = 2 << 20
+	// is beyond the context windows of today, and fits an instance also when each
+	// byte becomes a replacement of four.
+	MaxContent = 1 << 20
 
 	// defaultInstances is how many instances a template has at most, and so how
-	// many renders of it run at a time. Each has about 1 MiB; a render takes less
+	// many renders of it run at a time. Each has about 0.6 MiB; a render takes less
 	// than a millisecond.
 	defaultInstances = 4
 	// maxLiterals is how many different string literals with markup a template

@@ -60,37 +60,65 @@ func (t *Template) open(msgs []Message, m *mask) ([]Message, map[int32]bool) {
 }
 
 // sourceLiterals returns the different string literals of a template that have
-// a protected rune. It takes everything between two equal quotes on the way
-// through the source, so it may find too much, which costs a probe.
+// a protected rune, in the order of the source.
 func (m *markup) sourceLiterals(src string) []string {
 	var out []string
-	for i := 0; i < len(src); i++ {
-		quote := src[i]
-		if quote != '\'' && quote != '"' {
-			continue
+	for src != "" {
+		at := strings.IndexByte(src, '{')
+		if at < 0 || at+1 == len(src) {
+			break
 		}
-		var b strings.Builder
-		j := i + 1
-		for ; j < len(src) && src[j] != quote && b.Len() <= maxLiteral; j++ {
-			if src[j] == '\\' && j+1 < len(src) {
-				j++
-				b.WriteString(unescape(src[j]))
-				continue
-			}
-			b.WriteByte(src[j])
+		kind := src[at+1]
+		src = src[at+1:]
+		switch kind {
+		case '#':
+			_, src, _ = strings.Cut(src, "#}")
+		case '{', '%':
+			src = m.tagLiterals(src[1:], &out)
 		}
-		if j == len(src) || src[j] != quote {
-			// No end in reach: an apostrophe of a text. What follows it may
-			// begin a literal.
-			continue
-		}
-		text := b.String()
-		if strings.ContainsFunc(text, m.isProtected) && !slices.Contains(out, text) {
-			out = append(out, text)
-		}
-		i = j
 	}
 	return out
+}
+
+// tagLiterals adds the literals of a tag to out, and returns what follows it.
+func (m *markup) tagLiterals(src string, out *[]string) string {
+	maps := 0 // that are open
+	for i := 0; i < len(src); i++ {
+		switch src[i] {
+		case '{':
+			maps++
+		case '}':
+			if maps == 0 {
+				return strings.TrimPrefix(src[i+1:], "}")
+			}
+			maps--
+		case '\'', '"':
+			text, n := quoted(src[i:])
+			if len(text) <= maxLiteral && strings.ContainsFunc(text, m.isProtected) && !slices.Contains(*out, text) {
+				*out = append(*out, text)
+			}
+			i += n - 1
+		}
+	}
+	return ""
+}
+
+// quoted returns the text of the literal that src begins with, and how long it
+// is in the source.
+func quoted(src string) (string, int) {
+	var b strings.Builder
+	for i := 1; i < len(src); i++ {
+		switch c := src[i]; {
+		case c == src[0]:
+			return b.String(), i + 1
+		case c == '\\' && i+1 < len(src):
+			i++
+			b.WriteString(unescape(src[i]))
+		default:
+			b.WriteByte(c)
+		}
+	}
+	return b.String(), len(src)
 }
 
 func (m *markup) isProtected(r rune) bool {

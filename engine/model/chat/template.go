@@ -30,7 +30,7 @@ type Options struct {
 	AllowUnlisted bool
 	// Engine is the sandbox; nil is the one of the process.
 	Engine *Engine
-	// Instances is how many renders may run at a time, each in about 1 MiB of
+	// Instances is how many renders may run at a time, each in about 0.6 MiB of
 	// memory; 0 is 4.
 	Instances int
 }
