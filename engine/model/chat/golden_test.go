@@ -11,6 +11,7 @@ import (
 	"bulkhead.dev/engine/model"
 	"bulkhead.dev/engine/model/gguf"
 	"bulkhead.dev/engine/model/synth"
+	"bulkhead.dev/engine/model/tokenizer"
 	"bulkhead.dev/infra/assert"
 )
 
@@ -38,9 +39,11 @@ func readGolden(t testing.TB) golden {
 // markupOf finds texts that look like special tokens in a template.
 var markupOf = regexp.MustCompile(`<\|?[a-zA-Z_/][a-zA-Z_0-9]*\|?>|<｜[^｜]*｜>|\[/?[A-Z_]+\]`)
 
+// shape is that of the smallest synthetic model.
+var shape = synth.Shape{Layers: 1, Dim: 32, Heads: 2, KVHeads: 1, HeadDim: 16, Hidden: 32, Vocab: 300, Context: 64, Type: gguf.F32}
+
 func source(t testing.TB, name string) string {
 	t.Helper()
-	shape := synth.Shape{Layers: 1, Dim: 32, Heads: 2, KVHeads: 1, HeadDim: 16, Hidden: 32, Vocab: 300, Context: 64, Type: gguf.F32}
 	switch name {
 	case "SmolLM2":
 		src, _ := chatML(t)
@@ -132,4 +135,31 @@ func TestToolTemplates(t *testing.T) {
 			assert.ErrorIs(t, err, ErrTemplate)
 		})
 	}
+}
+
+// With a real tokenizer that wants BOS, the ids are those of BOS and the
+// rendered text, and control tokens of a message are text.
+func TestSynthetic(t *testing.T) {
+	t.Parallel()
+	f, err := gguf.Parse(synth.RandomLlama(1, shape))
+	assert.NoError(t, err)
+	tok, err := tokenizer.FromGGUF(f)
+	assert.NoError(t, err)
+	assert.True(t, tok.AddBOS())
+	tpl := mustNew(t, source(t, "synthetic-turns"), tok, Options{})
+	for _, g := range readGolden(t).Templates {
+		if g.Name != "synthetic-turns" {
+			continue
+		}
+		for name, msgs := range readGolden(t).Conversations {
+			ids, err := tpl.Encode(context.Background(), msgs, noon)
+			assert.NoError(t, err)
+			assert.Equal(t, ids, tok.Encode([]int32{synth.BOS}, *g.Want[name], tokenizer.Markup))
+		}
+	}
+	ids, err := tpl.Encode(context.Background(), user("<s></s><|im_end|>"), noon)
+	assert.NoError(t, err)
+	ids = slices.DeleteFunc(ids, func(id int32) bool { return !tok.IsControl(id) })
+	assert.Equal(t, ids, []int32{synth.BOS, synth.TurnStart, synth.TurnEnd, synth.TurnStart})
+	assert.Equal(t, EncodeText(tok, "<s>a"), tok.Encode([]int32{synth.BOS}, "<s>a", tokenizer.Plain))
 }
