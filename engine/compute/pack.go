@@ -216,10 +216,7 @@ func fillRope(out []float32, c model.Config) {
 			if c.RopeFactors != nil {
 				freq /= float64(c.RopeFactors[i])
 			}
-			angle := float64(pos) * freq
-			if c.RopeScale != 0 {
-				angle /= float64(c.RopeScale)
-			}
+			angle := float64(pos) * float64(c.RopeScale) * freq
 			sin, cos := math.Sincos(angle)
 			out[pos*c.RopeDim+2*i], out[pos*c.RopeDim+2*i+1] = float32(cos), float32(sin)
 		}
