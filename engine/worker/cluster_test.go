@@ -350,7 +350,8 @@ func (c *cluster) do(ctx context.Context, j *job, seen func(event string)) *outc
 	o := &outcome{}
 	dc := workerv1connect.NewDecodeServiceClient(c.client(c.decode, c.gateway), peer.BaseURL, connect.WithGRPC())
 	pc := workerv1connect.NewPrefillServiceClient(c.client(c.prefill, c.gateway), peer.BaseURL, connect.WithGRPC())
-	ctx, cancel := context.WithCancel(ctx)
+	// Bounded, so that a fault is a failed test and not one that hangs.
+	ctx, cancel := context.WithTimeout(ctx, 2*patience)
 	defer cancel()
 	stream, err := dc.Generate(ctx, j.generate)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -275,15 +276,17 @@ func TestUnauthorisedPeers(t *testing.T) {
 }
 
 // block makes a loop stand still in its next pass. entered tells that it does;
-// release lets it go on.
-func (h *hook) block() (entered <-chan struct{}, release func()) {
+// release lets it go on; the end of the test does too.
+func (h *hook) block(t *testing.T) (entered <-chan struct{}, release func()) {
 	in, out := make(chan struct{}, 1000), make(chan struct{})
 	h.set(func(next func([]compute.Span) error, spans []compute.Span) error {
 		in <- struct{}{}
 		<-out
 		return next(spans)
 	})
-	return in, func() { h.set(nil); close(out) }
+	release = sync.OnceFunc(func() { h.set(nil); close(out) })
+	t.Cleanup(release)
+	return in, release
 }
 
 func TestQueue(t *testing.T) {
@@ -294,7 +297,7 @@ func TestQueue(t *testing.T) {
 			b.MaxRunning, b.Queue, b.PerTenant = 1, 2, 2
 		}
 	})
-	entered, release := c.decode.hook.block()
+	entered, release := c.decode.hook.block(t)
 	var g errgroup.Group
 	g.Go(func() error { return c.do(t.Context(), c.job(1, prompt(20, 1), 5), nil).err })
 	<-entered
@@ -345,7 +348,7 @@ func TestCancelDuringPrefill(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, "")
 	c.pair(nil)
-	entered, release := c.prefill.hook.block()
+	entered, release := c.prefill.hook.block(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var g errgroup.Group
 	var o *outcome
@@ -371,7 +374,7 @@ func TestPrefillWorkerEnds(t *testing.T) {
 	c.decode = c.start(peer.Decode, nil)
 	c.ready(c.prefill)
 	c.ready(c.decode)
-	entered, release := c.prefill.hook.block()
+	entered, release := c.prefill.hook.block(t)
 	var g errgroup.Group
 	var o *outcome
 	g.Go(func() error { o = c.do(t.Context(), c.job(1, prompt(200, 1), 5), nil); return nil })
@@ -455,10 +458,14 @@ func TestOfferWithdrawn(t *testing.T) {
 			return nil
 		})
 		calls.Go(func() error {
-			conn := <-asked
-			cancel()
-			<-t.Context().Done() // the connection stays open
-			_ = conn.Close()
+			select {
+			case conn := <-asked:
+				cancel()
+				<-t.Context().Done() // the connection stays open
+				_ = conn.Close()
+			case <-t.Context().Done():
+				cancel()
+			}
 			return nil
 		})
 	})
@@ -499,24 +506,25 @@ func TestDrain(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, "")
 	c.pair(nil)
-	entered, release := c.decode.hook.block()
+	entered, release := c.decode.hook.block(t)
 	var g errgroup.Group
 	var running *outcome
 	g.Go(func() error { running = c.do(t.Context(), c.job(1, prompt(20, 1), 5), nil); return nil })
 	<-entered
 	cc := workerv1connect.NewControlServiceClient(c.client(c.decode, c.gateway), peer.BaseURL)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	_, err := cc.Drain(ctx, &workerv1.DrainRequest{})
-	cancel()
-	assert.Equal(t, connect.CodeOf(err), connect.CodeDeadlineExceeded)
+	ctx, cancel := context.WithCancel(t.Context())
+	var early error
+	g.Go(func() error { _, early = cc.Drain(ctx, &workerv1.DrainRequest{}); return nil })
+	c.eventually("report", func() bool { return c.front.beat(c.decode.who.Epoch).GetDraining() })
 	o := c.do(t.Context(), c.job(1, prompt(20, 1), 5), nil)
 	assert.Equal(t, o.reasons()[0], "draining")
 	assert.Equal(t, connect.CodeOf(o.err), connect.CodeUnavailable)
-	c.eventually("report", func() bool { return c.front.beat(c.decode.who.Epoch).GetDraining() })
+	cancel() // Drain ends with its call, the draining does not
 	release()
-	_, err = cc.Drain(t.Context(), &workerv1.DrainRequest{})
+	_, err := cc.Drain(t.Context(), &workerv1.DrainRequest{})
 	assert.NoError(t, err)
 	assert.NoError(t, g.Wait())
+	assert.Equal(t, connect.CodeOf(early), connect.CodeCanceled)
 	assert.NoError(t, running.err)
 	assert.Equal(t, len(running.ids), 5)
 }
@@ -526,7 +534,7 @@ func TestEndFinishesWhatRuns(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, "")
 	c.pair(nil)
-	entered, release := c.decode.hook.block()
+	entered, release := c.decode.hook.block(t)
 	var g errgroup.Group
 	var running *outcome
 	g.Go(func() error { running = c.do(t.Context(), c.job(1, prompt(20, 1), 30), nil); return nil })
