@@ -12,8 +12,8 @@
 // # Who may call what
 //
 //	gateway          Generate, Prefill, Drain
-//	prefill worker   Offer, and the page server reads nothing from it
-//	decode worker    the page server
+//	prefill worker   Offer
+//	decode worker    reads of the page server
 //
 // The identity of a caller is in its certificate (package peer). An offer must
 // come from the very run of the prefill worker that the gateway announced.
