@@ -8,6 +8,8 @@ import (
 
 	"connectrpc.com/connect"
 
+	"bulkhead.dev/engine/handoff"
+	"bulkhead.dev/engine/worker"
 	"bulkhead.dev/infra/apperr"
 	workerv1 "bulkhead.dev/services/gen/bulkhead/worker/v1"
 )
@@ -96,18 +98,20 @@ func factsOf(err error) *workerv1.LegFacts {
 // public turns a failure into what the caller may know. The reasons of workers
 // that are not listed are proof that failed, or a bug: both withhold.
 func (f *failure) public() *apperr.Error {
-	switch f.reason {
+	switch worker.Reason(f.reason) {
 	case reasonCanceled:
 		return apperr.Wrap(f, apperr.Canceled, "request_canceled", "The request was canceled.")
-	case "queue_full", "exhausted":
+	case worker.QueueFull, worker.Exhausted:
 		return apperr.Wrap(f, apperr.Unavailable, "server_is_overloaded", "The platform is overloaded; try again shortly.").WithRetryAfter(retryBusy)
-	case "tenant_concurrency":
+	case worker.TenantConcurrency:
 		return apperr.Wrap(f, apperr.TooMany, "rate_limit_exceeded", "Too many requests of this tenant run at once; wait for one to end.").WithRetryAfter(retryBusy)
-	case "draining", reasonLost, reasonTransport:
+	case worker.Draining, worker.Stopped, worker.OfferWithdrawn, worker.DecodeUnreachable, worker.Reason(handoff.Fabric), reasonLost, reasonTransport:
 		return apperr.Wrap(f, apperr.Unavailable, "worker_lost", "A worker went away while it served the request; try again.").WithRetryAfter(retryBusy)
-	case "offer_timeout", reasonDeadline:
+	case worker.OfferTimeout, reasonDeadline:
 		return apperr.Wrap(f, apperr.Unavailable, "handoff_timeout", "The prompt could not be handed over in time; try again.").WithRetryAfter(retryBusy)
-	case "slow_consumer":
+	case worker.ContextLength:
+		return apperr.Wrap(f, apperr.Invalid, "context_length_exceeded", "Prompt and answer do not fit into the context window of the model.").WithParam("messages")
+	case worker.SlowConsumer:
 		return apperr.Wrap(f, apperr.Invalid, "slow_consumer", "The answer was not read fast enough.")
 	}
 	return apperr.Wrap(f, apperr.Internal, "response_withheld",

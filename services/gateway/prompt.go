@@ -119,3 +119,6 @@ func LoadPrompter(ctx context.Context, path string, opts chat.Options) (*Prompte
 	}
 	return p, nil
 }
+
+// WhyNoChat returns why conversations cannot be encoded, nil if they can.
+func (p *Prompter) WhyNoChat() error { return p.why }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -57,6 +58,8 @@ type Edge struct {
 	Log      *slog.Logger
 	Now      func() time.Time
 	Observer Observer
+	// TrustedProxies are the networks whose X-Forwarded-For is believed.
+	TrustedProxies []netip.Prefix
 }
 
 // RequestIDHeader carries the id of a request in its response. A client's own
@@ -105,7 +108,7 @@ func (e *Edge) done(r *http.Request, info *Info, rec *recorder) {
 	e.Observer.Request(info.Route, statusText(status), took)
 	attrs := []slog.Attr{
 		slog.String("request_id", info.ID.String()), slog.String("route", info.Route), slog.Int("status", status),
-		slog.Duration("duration", took.Round(time.Microsecond)),
+		slog.Duration("duration", took.Round(time.Microsecond)), slog.String("client", ClientIP(r, e.TrustedProxies).String()),
 	}
 	if info.Principal.Tenant != (id.Tenant{}) {
 		attrs = append(attrs, slog.String("tenant", info.Principal.Tenant.String()), slog.String("key", info.Principal.Key.String()))

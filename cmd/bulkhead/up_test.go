@@ -1,0 +1,482 @@
+package main_test
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/openai/openai-go/v3"
+	"github.com/openai/openai-go/v3/option"
+
+	"bulkhead.dev/infra/assert"
+)
+
+func TestSDKs(t *testing.T) {
+	t.Parallel()
+	data := scratch(t)
+	r := start(t, data, randomModel(t, data))
+	t.Run("go", func(t *testing.T) {
+		client := openai.NewClient(option.WithBaseURL(r.URL+"/v1"), option.WithAPIKey(r.APIKey), option.WithMaxRetries(0))
+		params := openai.ChatCompletionNewParams{
+			Model: r.Model, MaxCompletionTokens: openai.Int(20), Temperature: openai.Float(0),
+			Messages: []openai.ChatCompletionMessageParamUnion{openai.SystemMessage("s"), openai.UserMessage("hi")},
+		}
+		whole, err := client.Chat.Completions.New(t.Context(), params)
+		assert.NoError(t, err)
+		params.StreamOptions.IncludeUsage = openai.Bool(true)
+		stream := client.Chat.Completions.NewStreaming(t.Context(), params)
+		acc := openai.ChatCompletionAccumulator{}
+		for stream.Next() {
+			assert.True(t, acc.AddChunk(stream.Current()))
+		}
+		assert.NoError(t, stream.Err())
+		assert.Equal(t, acc.Choices[0].Message.Content, whole.Choices[0].Message.Content)
+		assert.Equal(t, acc.Usage.TotalTokens, whole.Usage.TotalTokens)
+		assert.Equal(t, whole.Usage.CompletionTokens, int64(20))
+		list, err := client.Models.List(t.Context())
+		assert.NoError(t, err)
+		assert.Equal(t, list.Data[0].ID, r.Model)
+	})
+	t.Run("python", func(t *testing.T) {
+		python := os.Getenv("BULKHEAD_TEST_PYTHON")
+		if python == "" {
+			assert.Skip(t, "BULKHEAD_TEST_PYTHON does not name a Python with the openai package")
+		}
+		cmd := exec.Command(python, "testdata/sdk.py")
+		cmd.Env = minimal(scratch(t), "OPENAI_BASE_URL="+r.URL+"/v1", "OPENAI_API_KEY="+r.APIKey, "MODEL="+r.Model)
+		out, err := cmd.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "all well") {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	})
+	t.Run("cli", func(t *testing.T) {
+		out, errs, err := r.bulkhead(t, "chat", "--model", r.Model, "--max-tokens", "5", "hello", "there")
+		if err != nil {
+			t.Fatal(errs)
+		}
+		assert.True(t, len(out) > 1)
+		assert.True(t, strings.Contains(errs, "receipt rcp_"))
+		_, id, _ := strings.Cut(strings.TrimSpace(errs), "receipt ")
+		out, errs, err = r.bulkhead(t, "receipt", "get", id)
+		if err != nil {
+			t.Fatal(errs)
+		}
+		assert.True(t, strings.Contains(out, `"outcome": "completed"`) && strings.Contains(out, `"surface": "connect"`))
+	})
+	t.Run("operations", func(t *testing.T) {
+		for path, want := range map[string]string{"/healthz": "ok", "/readyz": "ready", "/metrics": "bulkhead_kv_pages"} {
+			res, err := http.Get(r.OpsURL + path)
+			assert.NoError(t, err)
+			b, err := io.ReadAll(res.Body)
+			assert.NoError(t, err)
+			_ = res.Body.Close()
+			assert.True(t, res.StatusCode == 200 && strings.Contains(string(b), want))
+		}
+		// Operations are not on the public listener, and the API not here.
+		res, _ := r.ask(t, "/metrics", "")
+		assert.Equal(t, res.StatusCode, 404)
+	})
+}
+
+func TestKeys(t *testing.T) {
+	t.Parallel()
+	data := scratch(t)
+	r := start(t, data, randomModel(t, data))
+	operator := []string{"BULKHEAD_URL=" + r.URL, "BULKHEAD_DATA=" + data}
+	secret, errs, err := r.bulkhead(t, "key", "create", "second")
+	if err != nil {
+		t.Fatal(errs)
+	}
+	secret = strings.TrimSpace(secret)
+	_, id, _ := strings.Cut(errs, "key_")
+	id, _, _ = strings.Cut("key_"+id, " ")
+	second := *r
+	second.APIKey = secret
+	second.done = nil
+	res, _ := second.ask(t, "/v1/chat/completions", r.chat(r.Model, `,"max_tokens":1`))
+	assert.Equal(t, res.StatusCode, 200)
+	// A key cannot hand out what it does not have.
+	_, errs, err = second.bulkhead(t, "key", "create", "--scope", "keys:write")
+	assert.True(t, err != nil && errs != "")
+	out, errs, err := r.bulkhead(t, "key", "list")
+	if err != nil {
+		t.Fatal(errs)
+	}
+	assert.True(t, strings.Contains(out, id) && strings.Contains(out, "second") && !strings.Contains(out, secret))
+	_, errs, err = r.bulkhead(t, "key", "revoke", id)
+	if err != nil {
+		t.Fatal(errs)
+	}
+	revoked := time.Now()
+	eventually(t, "the revoked key stops", func() bool {
+		res, _ := second.ask(t, "/v1/models/x", "")
+		return res.StatusCode == 401
+	})
+	if d := time.Since(revoked); d > 1500*time.Millisecond { // the promise is one second after the database knows
+		t.Fatalf("a revoked key worked for %v", d)
+	}
+	_, errs, err = command(t, operator, "key", "list")
+	if err != nil {
+		t.Fatal("the operator's key in the data folder does not work: " + errs)
+	}
+}
+
+func TestContextLength(t *testing.T) {
+	t.Parallel()
+	data := scratch(t)
+	r := start(t, data, randomModel(t, data))
+	long := strings.Repeat("x", 5000)
+	before := r.metric(t, `bulkhead_kv_granted_pages_total{role="prefill"}`)
+	for _, body := range []string{
+		`{"model":"` + r.Model + `","messages":[{"role":"user","content":"` + long + `"}]}`,
+		r.chat(r.Model, `,"max_tokens":4096`),
+	} {
+		res, text := r.ask(t, "/v1/chat/completions", body)
+		assert.Equal(t, res.StatusCode, 400)
+		assert.True(t, strings.Contains(text, `"code":"context_length_exceeded"`) && strings.Contains(text, "4096"))
+		assert.Equal(t, res.Header.Get("X-Bulkhead-Receipt"), "")
+	}
+	time.Sleep(1200 * time.Millisecond) // two heartbeats, so that the counters are of now
+	for _, role := range []string{"prefill", "decode"} {
+		assert.Equal(t, r.metric(t, `bulkhead_kv_granted_pages_total{role="`+role+`"}`), before)
+	}
+	assert.Equal(t, before, "0")
+}
+
+// readUntil reads events of a stream until n pieces of text have come.
+func readUntil(t *testing.T, b *bufio.Reader, n int) string {
+	t.Helper()
+	var seen strings.Builder
+	for n > 0 {
+		line, err := b.ReadString('\n')
+		assert.NoError(t, err)
+		seen.WriteString(line)
+		if strings.Contains(line, `"content":"`) {
+			n--
+		}
+	}
+	return seen.String()
+}
+
+func TestDecodeWorkerKilledInMidStream(t *testing.T) {
+	t.Parallel()
+	data := scratch(t)
+	r := start(t, data, randomModel(t, data))
+	res := r.request(t.Context(), t, "/v1/chat/completions", r.chat(r.Model, `,"stream":true,"max_tokens":3900,"temperature":0`))
+	defer res.Body.Close()
+	b := bufio.NewReader(res.Body)
+	readUntil(t, b, 5)
+	assert.NoError(t, syscall.Kill(r.PIDs["decode"], syscall.SIGKILL))
+	killed := time.Now()
+	rest, err := io.ReadAll(b)
+	assert.NoError(t, err)
+	if d := time.Since(killed); d > 2*time.Second {
+		t.Fatalf("the stream ended %v after its worker", d)
+	}
+	assert.True(t, strings.Contains(string(rest), `data: {"error":{`))
+	assert.False(t, strings.Contains(string(rest), "[DONE]"))
+	assert.False(t, strings.Contains(string(rest), `"finish_reason":"`))
+	got := r.receipt(t, res)
+	assert.Equal(t, got.Outcome, "failed")
+	assert.Equal(t, got.Refusal.Leg, "decode")
+	assert.True(t, got.Output >= 5)
+	dead := got.Decode.Worker
+	eventually(t, "a new decode worker", func() bool {
+		res, _ = r.ask(t, "/v1/chat/completions", r.chat(r.Model, `,"max_tokens":3`))
+		return res.StatusCode == 200
+	})
+	got = r.receipt(t, res)
+	assert.Equal(t, got.Outcome, "completed")
+	assert.True(t, got.Decode.Worker != dead)
+	assert.Equal(t, *got.Decode.Tokens, *got.EdgeTokens)
+}
+
+func TestPrefillWorkerKilledInMidPrompt(t *testing.T) {
+	t.Parallel()
+	data := scratch(t)
+	r := start(t, data, randomModel(t, data))
+	// Frozen, it is certainly in the middle when it dies.
+	assert.NoError(t, syscall.Kill(r.PIDs["prefill"], syscall.SIGSTOP))
+	type answer struct {
+		res  *http.Response
+		body string
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		res, body := r.ask(t, "/v1/chat/completions", r.chat(r.Model, `,"stream":true,"max_tokens":3`))
+		answered <- answer{res, body}
+	}()
+	time.Sleep(300 * time.Millisecond)
+	assert.NoError(t, syscall.Kill(r.PIDs["prefill"], syscall.SIGKILL))
+	a := <-answered
+	assert.Equal(t, a.res.StatusCode, 503)
+	assert.True(t, strings.Contains(a.body, `"code":"worker_lost"`))
+	got := r.receipt(t, a.res)
+	assert.Equal(t, got.Outcome, "refused")
+	assert.Equal(t, got.Refusal.Leg, "prefill")
+	assert.True(t, got.Decode.Tokens == nil || *got.Decode.Tokens == 0)
+	eventually(t, "a new prefill worker", func() bool {
+		res, _ := r.ask(t, "/v1/chat/completions", r.chat(r.Model, `,"max_tokens":3`))
+		return res.StatusCode == 200
+	})
+	eventually(t, "credits of the refused request are back", func() bool {
+		return r.metric(t, `bulkhead_worker_running{role="decode"}`) == "0"
+	})
+}
+
+func TestClientThatLeavesGetsAReceipt(t *testing.T) {
+	t.Parallel()
+	data := scratch(t)
+	r := start(t, data, randomModel(t, data))
+	ctx, cancel := context.WithCancel(t.Context())
+	res := r.request(ctx, t, "/v1/chat/completions", r.chat(r.Model, `,"stream":true,"max_tokens":3900`))
+	readUntil(t, bufio.NewReader(res.Body), 3)
+	cancel()
+	_ = res.Body.Close()
+	got := r.receipt(t, res)
+	assert.Equal(t, got.Outcome, "canceled")
+	assert.True(t, got.Output >= 3 && got.Output < 3900)
+	eventually(t, "decode stops", func() bool { return r.metric(t, `bulkhead_worker_running{role="decode"}`) == "0" })
+}
+
+func TestKilledPlatformLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	data := scratch(t)
+	model := randomModel(t, data)
+	r := start(t, data, model)
+	res := r.request(t.Context(), t, "/v1/chat/completions", r.chat(r.Model, `,"stream":true,"max_tokens":3900`))
+	b := bufio.NewReader(res.Body)
+	readUntil(t, b, 20) // by now the intent is durable: it is written within 5 ms
+	below := children(r.cmd.Process.Pid)
+	assert.True(t, len(below) >= 3)
+	r.kill(t)
+	_ = res.Body.Close()
+	eventually(t, "all children are gone", func() bool {
+		for _, pid := range below {
+			if alive(pid) {
+				return false
+			}
+		}
+		return true
+	})
+	again := start(t, data, model)
+	assert.Equal(t, again.APIKey, "") // shown once
+	again.APIKey = r.APIKey
+	got := again.receipt(t, res)
+	assert.Equal(t, got.Outcome, "lost")
+	res, _ = again.ask(t, "/v1/chat/completions", r.chat(r.Model, `,"max_tokens":3`))
+	assert.Equal(t, res.StatusCode, 200)
+}
+
+func TestSignals(t *testing.T) {
+	t.Parallel()
+	t.Run("the first drains", func(t *testing.T) {
+		t.Parallel()
+		data := scratch(t)
+		r := start(t, data, randomModel(t, data))
+		res := r.request(t.Context(), t, "/v1/chat/completions", r.chat(r.Model, `,"stream":true,"max_tokens":300`))
+		defer res.Body.Close()
+		b := bufio.NewReader(res.Body)
+		readUntil(t, b, 1)
+		assert.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
+		rest, err := io.ReadAll(b)
+		assert.NoError(t, err)
+		assert.True(t, strings.HasSuffix(string(rest), "data: [DONE]\n\n"))
+		assert.NoError(t, <-r.done)
+		r.done = nil
+	})
+	t.Run("the second stops", func(t *testing.T) {
+		t.Parallel()
+		data := scratch(t)
+		r := start(t, data, randomModel(t, data))
+		res := r.request(t.Context(), t, "/v1/chat/completions", r.chat(r.Model, `,"stream":true,"max_tokens":3900`))
+		defer res.Body.Close()
+		readUntil(t, bufio.NewReader(res.Body), 1)
+		// A frozen worker would hold up the drain to its deadline.
+		assert.NoError(t, syscall.Kill(r.PIDs["decode"], syscall.SIGSTOP))
+		assert.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
+		time.Sleep(200 * time.Millisecond)
+		assert.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
+		select {
+		case <-r.done:
+			r.done = nil
+		case <-time.After(8 * time.Second):
+			t.Fatalf("the second signal does not stop it\n%s", r.log.String())
+		}
+	})
+}
+
+// While the database hangs, an answer in flight keeps its end back, and the
+// receipt that is written later says so.
+func TestEvidenceIsAwaited(t *testing.T) {
+	t.Parallel()
+	data := scratch(t)
+	r := start(t, data, randomModel(t, data), "BULKHEAD_EVIDENCE_TIMEOUT=1s")
+	res, _ := r.ask(t, "/v1/chat/completions", r.chat(r.Model, `,"max_tokens":1`)) // the key is in memory now
+	assert.Equal(t, res.StatusCode, 200)
+	res = r.request(t.Context(), t, "/v1/chat/completions", r.chat(r.Model, `,"stream":true,"max_tokens":300`))
+	defer res.Body.Close()
+	b := bufio.NewReader(res.Body)
+	readUntil(t, b, 1)
+	time.Sleep(50 * time.Millisecond) // the intent is written
+	database := append([]int{r.PIDs["postgres"]}, children(r.PIDs["postgres"])...)
+	for _, pid := range database {
+		assert.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	}
+	rest, err := io.ReadAll(b)
+	for _, pid := range database {
+		assert.NoError(t, syscall.Kill(pid, syscall.SIGCONT))
+	}
+	assert.NoError(t, err)
+	assert.True(t, strings.Contains(string(rest), `"code":"evidence_unavailable"`))
+	assert.False(t, strings.Contains(string(rest), "[DONE]"))
+	assert.False(t, strings.Contains(string(rest), `"finish_reason":"`))
+	got := r.receipt(t, res)
+	assert.Equal(t, got.Outcome, "withheld")
+	assert.True(t, got.Withheld)
+}
+
+// A nonce in a prompt is found nowhere: not in logs, not in the database or its
+// log, not in metrics, not in any file.
+func TestPromptsAreNotKept(t *testing.T) {
+	t.Parallel()
+	data := scratch(t)
+	r := start(t, data, randomModel(t, data), "BULKHEAD_LOG_LEVEL=debug")
+	const nonce = "zq7Kx0WvNonce4Yb"
+	for _, c := range []struct{ path, body string }{
+		{"/v1/chat/completions", `{"model":"random","messages":[{"role":"user","content":"` + nonce + `"}],"max_tokens":5}`},
+		{"/v1/chat/completions", `{"model":"random","messages":[{"role":"user","content":"` + nonce + `"}],"max_tokens":5,"stream":true,"user":"` + nonce + `","metadata":{"a":"` + nonce + `"},"stop":"` + nonce + `"}`},
+		{"/v1/completions", `{"model":"random","prompt":"` + nonce + `","max_tokens":5}`},
+		{"/v1/chat/completions", `{"model":"random","messages":[{"role":"` + nonce + `","content":"` + nonce + `"}]}`},
+		{"/v1/chat/completions", `{"model":"` + nonce + `","messages":[{"role":"user","content":"x"}]}`},
+		{"/v1/chat/completions", `{"model":"random","messages":[{"role":"user","content":"` + nonce + `"}],"temperature":"` + nonce + `"}`},
+		{"/v1/chat/completions", `{"model":"random","messages":[{"role":"user","content":"` + strings.Repeat(nonce, 400) + `"}]}`},
+		{"/v1/chat/completions", `{"` + nonce + `":1,"` + nonce + `":2}`},
+		{"/v1/" + nonce, `{}`},
+		{"/bulkhead.inference.v1.InferenceService/Generate", `{"model":"random","prompt":"` + nonce + `"}`},
+		{"/bulkhead.inference.v1.InferenceService/Generate", `{"model":"` + nonce + `","prompt":"` + nonce + `"}`},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.URL+c.path, strings.NewReader(c.body))
+		assert.NoError(t, err)
+		req.Header.Set("Authorization", "Bearer "+r.APIKey)
+		req.Header.Set("Content-Type", "application/json")
+		res, err := http.DefaultClient.Do(req)
+		assert.NoError(t, err)
+		_, _ = io.Copy(io.Discard, res.Body)
+		_ = res.Body.Close()
+	}
+	metrics, err := http.Get(r.OpsURL + "/metrics")
+	assert.NoError(t, err)
+	body, err := io.ReadAll(metrics.Body)
+	assert.NoError(t, err)
+	_ = metrics.Body.Close()
+	if strings.Contains(string(body), nonce) {
+		t.Error("the nonce is in the metrics")
+	}
+	r.stop(t) // so that the database has written everything
+	if strings.Contains(r.log.String(), nonce) {
+		t.Error("the nonce is in the log")
+	}
+	searched := 0
+	for _, root := range []string{data, r.tmp} {
+		assert.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return err
+			}
+			b, err := os.ReadFile(path)
+			searched++
+			if strings.Contains(string(b), nonce) {
+				t.Errorf("the nonce is in %s", path)
+			}
+			return err
+		}))
+	}
+	assert.True(t, searched > 100) // the database alone has hundreds of files
+}
+
+func TestRefusesToStart(t *testing.T) {
+	t.Parallel()
+	dir := scratch(t)
+	model := randomModel(t, dir)
+	b, err := os.ReadFile(model)
+	assert.NoError(t, err)
+	short := filepath.Join(dir, "short.gguf")
+	assert.NoError(t, os.WriteFile(short, b[:len(b)/2], 0o600))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	assert.NoError(t, err)
+	defer l.Close()
+	file := filepath.Join(dir, "file")
+	assert.NoError(t, os.WriteFile(file, nil, 0o600))
+	bad := filepath.Join(dir, "bad.yaml")
+	assert.NoError(t, os.WriteFile(bad, []byte("wroker: {}"), 0o600))
+	keys := scratch(t)
+	assert.NoError(t, os.WriteFile(filepath.Join(keys, "keys.json"), []byte("{}"), 0o644))
+	for name, c := range map[string]struct {
+		args []string
+		env  []string
+		says []string
+	}{
+		"truncated model":     {[]string{"--data", scratch(t), "--model", short}, nil, []string{"truncated"}},
+		"no such model":       {[]string{"--data", scratch(t), "--model", "gpt-9"}, nil, []string{"unknown model", "smollm2-135m", "model add"}},
+		"no such file":        {[]string{"--data", scratch(t), "--model", "/nonexistent/m.gguf"}, nil, []string{"no such file"}},
+		"port taken":          {[]string{"--data", scratch(t), "--model", model, "--listen", l.Addr().String()}, nil, []string{"in use by another program", "--listen"}},
+		"public without TLS":  {[]string{"--data", scratch(t), "--model", model, "--listen", "0.0.0.0:0"}, nil, []string{"without TLS", "behind_proxy"}},
+		"data is a file":      {[]string{"--data", file, "--model", model}, nil, []string{"--data DIR"}},
+		"unknown field":       {[]string{"--config", bad}, nil, []string{"wroker"}},
+		"bad value":           {[]string{"--data", scratch(t)}, []string{"BULKHEAD_KV_TYPE=f8"}, []string{"worker.kv_type", "f16"}},
+		"pool below window":   {[]string{"--data", scratch(t), "--model", model}, []string{"BULKHEAD_PREFILL_POOL_TOKENS=1024"}, []string{"1024", "4096", "prefill"}},
+		"no database":         {[]string{"--data", scratch(t), "--model", model}, []string{"DATABASE_URL=postgres://127.0.0.1:1/x"}, []string{"database"}},
+		"readable secrets":    {[]string{"--data", keys, "--model", model}, nil, []string{"keys.json", "chmod 600"}},
+		"no database binares": {[]string{"--data", scratch(t), "--model", model}, []string{"BULKHEAD_PG_BIN=" + dir}, []string{"BULKHEAD_PG_BIN"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, errs, err := command(t, c.env, append([]string{"up", "--ops-listen", "127.0.0.1:0"}, c.args...)...)
+			assert.True(t, err != nil)
+			lines := strings.Split(strings.TrimSpace(errs), "\n")
+			last := lines[len(lines)-1]
+			for _, want := range c.says {
+				if !strings.HasPrefix(last, "bulkhead: ") || !strings.Contains(last, want) {
+					t.Errorf("the last line lacks %q:\n%s", want, errs)
+				}
+			}
+		})
+	}
+}
+
+func TestOnePlatformPerDataFolder(t *testing.T) {
+	t.Parallel()
+	data := scratch(t)
+	model := randomModel(t, data)
+	start(t, data, model)
+	_, errs, err := command(t, nil, "up", "--data", data, "--model", model, "--listen", "127.0.0.1:0", "--ops-listen", "127.0.0.1:0")
+	assert.True(t, err != nil && strings.Contains(errs, "in use by process"))
+}
+
+func TestDoctorAndVersion(t *testing.T) {
+	t.Parallel()
+	out, errs, err := command(t, nil, "version")
+	assert.NoError(t, err)
+	for _, want := range []string{"bulkhead ", "commit ", "go1.", "cpu "} {
+		assert.True(t, strings.Contains(out, want))
+	}
+	out, errs, _ = command(t, nil, "doctor", "--data", scratch(t))
+	for _, want := range []string{"CPU kernels", "memory", "PostgreSQL", "pip", "RDMA", "NVIDIA", "models"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("doctor does not mention %s:\n%s%s", want, out, errs)
+		}
+	}
+	out, _, err = command(t, nil, "config")
+	assert.NoError(t, err)
+	assert.True(t, strings.Contains(out, "prefill_chunk:"))
+}
