@@ -26,7 +26,7 @@ import (
 // These tests start the real program with real workers and a real PostgreSQL,
 // and speak to it over its sockets.
 
-var binary struct {
+var built struct {
 	once sync.Once
 	path string
 	err  error
@@ -36,23 +36,23 @@ var binary struct {
 // built for the tests.
 func program(t testing.TB) string {
 	t.Helper()
-	binary.once.Do(func() {
-		if binary.path = os.Getenv("BULKHEAD_TEST_BINARY"); binary.path != "" {
+	built.once.Do(func() {
+		if built.path = os.Getenv("BULKHEAD_TEST_BINARY"); built.path != "" {
 			return
 		}
 		dir, err := os.MkdirTemp("", "bulkhead-e2e-")
 		if err != nil {
-			binary.err = err
+			built.err = err
 			return
 		}
-		binary.path = filepath.Join(dir, "bulkhead")
-		out, err := exec.Command("go", "build", "-o", binary.path, ".").CombinedOutput()
+		built.path = filepath.Join(dir, "bulkhead")
+		out, err := exec.Command("go", "build", "-o", built.path, ".").CombinedOutput()
 		if err != nil {
-			binary.err = fmt.Errorf("build: %w\n%s", err, out)
+			built.err = fmt.Errorf("build: %w\n%s", err, out)
 		}
 	})
-	assert.NoError(t, binary.err)
-	return binary.path
+	assert.NoError(t, built.err)
+	return built.path
 }
 
 // scratch returns a folder that the database's own user can reach, as
@@ -66,11 +66,11 @@ func scratch(t testing.TB) string {
 	return dir
 }
 
-// randomModel writes a small model with random weights: it answers at once,
-// endless nonsense.
+// randomModel writes a small model with random weights. It answers at once and
+// with nonsense: greedily, "hello" gets more than 3,900 tokens.
 func randomModel(t testing.TB, dir string) string {
 	t.Helper()
-	b := synth.RandomLlama(11, synth.Shape{Layers: 4, Dim: 128, Heads: 4, KVHeads: 2, HeadDim: 32, Hidden: 256, Vocab: 512, Context: 4096, Type: gguf.Q8_0})
+	b := synth.RandomLlama(1, synth.Shape{Layers: 4, Dim: 128, Heads: 4, KVHeads: 2, HeadDim: 32, Hidden: 256, Vocab: 512, Context: 4096, Type: gguf.Q8_0})
 	path := filepath.Join(dir, "random.gguf")
 	assert.NoError(t, os.WriteFile(path, b, 0o644))
 	return path

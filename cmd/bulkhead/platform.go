@@ -208,6 +208,9 @@ func (p *platform) findPostgres(ctx context.Context, e *env) (string, error) {
 	if !errors.Is(err, pgembed.ErrNoBinaries) {
 		return bin, err
 	}
+	if p.cfg.PostgresBin != "" {
+		return "", fmt.Errorf("%s has no initdb and postgres; correct BULKHEAD_PG_BIN, or leave it out", p.cfg.PostgresBin)
+	}
 	if err := os.MkdirAll(fetched, 0o755); err != nil {
 		return "", fmt.Errorf("make folder for PostgreSQL: %w", err)
 	}

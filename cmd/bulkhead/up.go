@@ -80,11 +80,14 @@ func (c *upCmd) Run(ctx context.Context, e *env) (err error) {
 	g, running := errgroup.WithContext(ctx)
 	p.run(g, running)
 	if err := p.waitReady(running); err != nil {
-		// A worker or the database that failed is the cause; waiting is not.
 		if ctx.Err() != nil {
-			return errors.New("stopped before it was ready")
+			return errors.Join(errors.New("stopped before it was ready"), p.stop(g, hard, 0))
 		}
-		return errors.Join(p.stop(g, hard, 0), nilIfCanceled(err))
+		// A worker or the database that failed is the cause, not the waiting.
+		if cause := p.stop(g, hard, 0); cause != nil {
+			return cause
+		}
+		return err
 	}
 	if err := p.announce(e, c.JSON, time.Since(began)); err != nil {
 		return err
@@ -94,11 +97,4 @@ func (c *upCmd) Run(ctx context.Context, e *env) (err error) {
 		log.InfoContext(hard, "draining", "deadline", cfg.Timeout.Drain.Std().String())
 	}
 	return p.stop(g, hard, cfg.Timeout.Drain.Std())
-}
-
-func nilIfCanceled(err error) error {
-	if errors.Is(err, context.Canceled) {
-		return nil
-	}
-	return err
 }

@@ -42,7 +42,7 @@ func TestSDKs(t *testing.T) {
 		assert.NoError(t, stream.Err())
 		assert.Equal(t, acc.Choices[0].Message.Content, whole.Choices[0].Message.Content)
 		assert.Equal(t, acc.Usage.TotalTokens, whole.Usage.TotalTokens)
-		assert.Equal(t, whole.Usage.CompletionTokens, int64(20))
+		assert.True(t, whole.Usage.CompletionTokens > 0)
 		list, err := client.Models.List(t.Context())
 		assert.NoError(t, err)
 		assert.Equal(t, list.Data[0].ID, r.Model)
@@ -153,6 +153,9 @@ func TestContextLength(t *testing.T) {
 	assert.Equal(t, before, "0")
 }
 
+// endless asks for a stream that takes more than a second.
+const endless = `,"stream":true,"max_tokens":3900,"temperature":0`
+
 // readUntil reads events of a stream until n pieces of text have come.
 func readUntil(t *testing.T, b *bufio.Reader, n int) string {
 	t.Helper()
@@ -172,7 +175,7 @@ func TestDecodeWorkerKilledInMidStream(t *testing.T) {
 	t.Parallel()
 	data := scratch(t)
 	r := start(t, data, randomModel(t, data))
-	res := r.request(t.Context(), t, "/v1/chat/completions", r.chat(r.Model, `,"stream":true,"max_tokens":3900,"temperature":0`))
+	res := r.request(t.Context(), t, "/v1/chat/completions", r.chat(r.Model, endless))
 	defer res.Body.Close()
 	b := bufio.NewReader(res.Body)
 	readUntil(t, b, 5)
@@ -239,7 +242,7 @@ func TestClientThatLeavesGetsAReceipt(t *testing.T) {
 	data := scratch(t)
 	r := start(t, data, randomModel(t, data))
 	ctx, cancel := context.WithCancel(t.Context())
-	res := r.request(ctx, t, "/v1/chat/completions", r.chat(r.Model, `,"stream":true,"max_tokens":3900`))
+	res := r.request(ctx, t, "/v1/chat/completions", r.chat(r.Model, endless))
 	readUntil(t, bufio.NewReader(res.Body), 3)
 	cancel()
 	_ = res.Body.Close()
@@ -254,7 +257,7 @@ func TestKilledPlatformLeavesNothingBehind(t *testing.T) {
 	data := scratch(t)
 	model := randomModel(t, data)
 	r := start(t, data, model)
-	res := r.request(t.Context(), t, "/v1/chat/completions", r.chat(r.Model, `,"stream":true,"max_tokens":3900`))
+	res := r.request(t.Context(), t, "/v1/chat/completions", r.chat(r.Model, endless))
 	b := bufio.NewReader(res.Body)
 	readUntil(t, b, 20) // by now the intent is durable: it is written within 5 ms
 	below := children(r.cmd.Process.Pid)
@@ -284,7 +287,7 @@ func TestSignals(t *testing.T) {
 		t.Parallel()
 		data := scratch(t)
 		r := start(t, data, randomModel(t, data))
-		res := r.request(t.Context(), t, "/v1/chat/completions", r.chat(r.Model, `,"stream":true,"max_tokens":300`))
+		res := r.request(t.Context(), t, "/v1/chat/completions", r.chat(r.Model, endless))
 		defer res.Body.Close()
 		b := bufio.NewReader(res.Body)
 		readUntil(t, b, 1)
@@ -299,7 +302,7 @@ func TestSignals(t *testing.T) {
 		t.Parallel()
 		data := scratch(t)
 		r := start(t, data, randomModel(t, data))
-		res := r.request(t.Context(), t, "/v1/chat/completions", r.chat(r.Model, `,"stream":true,"max_tokens":3900`))
+		res := r.request(t.Context(), t, "/v1/chat/completions", r.chat(r.Model, endless))
 		defer res.Body.Close()
 		readUntil(t, bufio.NewReader(res.Body), 1)
 		// A frozen worker would hold up the drain to its deadline.
@@ -324,7 +327,7 @@ func TestEvidenceIsAwaited(t *testing.T) {
 	r := start(t, data, randomModel(t, data), "BULKHEAD_EVIDENCE_TIMEOUT=1s")
 	res, _ := r.ask(t, "/v1/chat/completions", r.chat(r.Model, `,"max_tokens":1`)) // the key is in memory now
 	assert.Equal(t, res.StatusCode, 200)
-	res = r.request(t.Context(), t, "/v1/chat/completions", r.chat(r.Model, `,"stream":true,"max_tokens":300`))
+	res = r.request(t.Context(), t, "/v1/chat/completions", r.chat(r.Model, endless))
 	defer res.Body.Close()
 	b := bufio.NewReader(res.Body)
 	readUntil(t, b, 1)
@@ -414,7 +417,7 @@ func TestRefusesToStart(t *testing.T) {
 	assert.NoError(t, os.WriteFile(short, b[:len(b)/2], 0o600))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	assert.NoError(t, err)
-	defer l.Close()
+	t.Cleanup(func() { _ = l.Close() }) // parallel subtests outlive this function
 	file := filepath.Join(dir, "file")
 	assert.NoError(t, os.WriteFile(file, nil, 0o600))
 	bad := filepath.Join(dir, "bad.yaml")

