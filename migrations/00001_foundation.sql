@@ -1,4 +1,4 @@
--- Roles (made by pgmigrate, because they belong to the server and not to one
+-- Roles (made by pgdb.Migrate, because they belong to the server and not to one
 -- database):
 --   bulkhead_owner   owns everything and cannot log in; migrations run as it
 --   bulkhead_app     the application; row-level security binds it to one tenant
@@ -10,6 +10,9 @@
 -- UUIDs, but ULIDs, so they sort by time.
 
 -- +goose Up
+
+-- By default everybody may call a function.
+ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
 
 -- The tenant that the current transaction is bound to, or null.
 CREATE FUNCTION current_tenant() RETURNS uuid
@@ -257,9 +260,7 @@ CREATE TABLE receipt_default PARTITION OF receipt DEFAULT;
 ALTER TABLE usage_default   ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
 ALTER TABLE receipt_default ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
 
--- Rights. Functions are open to everybody unless said otherwise.
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA bulkhead FROM PUBLIC;
-REVOKE ALL ON ALL TABLES IN SCHEMA bulkhead FROM PUBLIC;
+-- Rights. What is not granted here nobody but the owner has.
 GRANT USAGE ON SCHEMA bulkhead TO bulkhead_app, bulkhead_auth, bulkhead_settle;
 GRANT EXECUTE ON FUNCTION find_api_key(text) TO bulkhead_auth;
 GRANT EXECUTE ON FUNCTION current_tenant(), current_is_platform(), bootstrap_platform(uuid, text, timestamptz) TO bulkhead_app;

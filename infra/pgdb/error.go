@@ -85,9 +85,7 @@ func IsUnavailable(err error) bool {
 			"57014",          // statement_timeout or a cancel of ours
 			"55P03",          // lock_timeout
 			"40001", "40P01", // serialization failure, deadlock
-			"25006", // read only: a standby after a failover
-			"28000", // role not there (yet) on a server that is being restored
-			"3D000": // database not there (yet)
+			"25006": // read only: a standby after a fail-over
 			return true
 		}
 		return false

@@ -1,6 +1,6 @@
-// Package pgdb is how the platform talks to PostgreSQL: transactions bound to
-// one tenant, and errors that say whether the database refused or could not be
-// asked. The pools are in pgpool, the schema is brought up by pgmigrate.
+// Package pgdb is how the platform talks to PostgreSQL: one pool per role,
+// transactions bound to one tenant, migrations, and errors that say whether the database
+// refused or could not be asked.
 //
 // # Roles
 //
