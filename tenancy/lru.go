@@ -47,5 +47,3 @@ func (l *lru[K, V]) remove(k K) {
 		delete(l.byKey, k)
 	}
 }
-
-func (l *lru[K, V]) len() int { return l.order.Len() }

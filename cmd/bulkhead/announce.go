@@ -32,22 +32,20 @@ func (p *platform) announce(e *env, asJSON bool, took time.Duration) error {
 	if asJSON {
 		return json.NewEncoder(e.stdout).Encode(line)
 	}
-	key := "$BULKHEAD_API_KEY"
 	fmt.Fprintf(e.stdout, "\nBulkhead is ready after %.1f s.\n\n  API         %s/v1\n  operations  %s/metrics\n  model       %s\n  data        %s\n",
 		took.Seconds(), p.url, p.opsURL, p.model.Name, p.dir)
 	if p.firstKey.IsZero() {
 		fmt.Fprintf(e.stdout, "\nUse the API key of the first start, or make another: bulkhead key create\n")
 	} else {
-		key = p.firstKey.Reveal()
-		fmt.Fprintf(e.stdout, "\nYour API key, shown this once:\n\n  export BULKHEAD_API_KEY=%s\n", key)
+		fmt.Fprintf(e.stdout, "\nYour API key, shown this once:\n\n  export BULKHEAD_API_KEY=%s\n", p.firstKey.Reveal())
 	}
 	_, err := fmt.Fprintf(e.stdout, `
 Ask it something:
 
   curl %s/v1/chat/completions -H "Authorization: Bearer $BULKHEAD_API_KEY" -H "Content-Type: application/json" \
-    -d '{"model": "%s", "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    -d '{"model": "%s", "temperature": 0.2, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
 
-  bulkhead chat "What is the capital of France?"
+  bulkhead chat --temperature 0.2 "Why is the sky blue?"
 
 `, p.url, p.model.Name)
 	return err

@@ -87,7 +87,6 @@ type run struct {
 
 	cmd  *exec.Cmd
 	log  *lockedBuffer
-	out  io.Reader
 	tmp  string
 	done chan error
 }

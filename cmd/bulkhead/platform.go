@@ -377,11 +377,7 @@ func (p *platform) poolPages() (prefill, decode int) {
 }
 
 func (p *platform) workerChanged(w *pool.Worker, gone bool) {
-	verb := "worker registered"
-	if gone {
-		verb = "worker gone"
-	}
-	p.log.Info(verb, "role", string(w.Role), "epoch", w.Epoch.String(), "pages", w.Pages, "cpu", w.CPULevel)
+	p.log.Info("worker changed", "gone", gone, "role", string(w.Role), "epoch", w.Epoch.String(), "pages", w.Pages, "cpu", w.CPULevel)
 	ctx, cancel := context.WithTimeout(context.Background(), recordWorker)
 	defer cancel()
 	if err := p.recordWorker(ctx, w, gone); err != nil {

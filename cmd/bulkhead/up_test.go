@@ -468,12 +468,12 @@ func TestOnePlatformPerDataFolder(t *testing.T) {
 
 func TestDoctorAndVersion(t *testing.T) {
 	t.Parallel()
-	out, errs, err := command(t, nil, "version")
+	out, _, err := command(t, nil, "version")
 	assert.NoError(t, err)
 	for _, want := range []string{"bulkhead ", "commit ", "go1.", "cpu "} {
 		assert.True(t, strings.Contains(out, want))
 	}
-	out, errs, _ = command(t, nil, "doctor", "--data", scratch(t))
+	out, errs, _ := command(t, nil, "doctor", "--data", scratch(t))
 	for _, want := range []string{"CPU kernels", "memory", "PostgreSQL", "pip", "RDMA", "NVIDIA", "models"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("doctor does not mention %s:\n%s%s", want, out, errs)

@@ -69,7 +69,7 @@ func (k *keeper) Run(ctx context.Context) error {
 		began := time.Now()
 		last, err := k.once(ctx)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // it ended because it was told to
 		}
 		if !k.ready.Load() && starts >= startsBeforeReady {
 			return fmt.Errorf("the %s worker cannot start: %s", k.role, why(last, err))

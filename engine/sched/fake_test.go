@@ -27,12 +27,6 @@ type fakeModel struct {
 
 func (m *fakeModel) Vocab() int { return fakeVocab }
 
-func (m *fakeModel) set(f func()) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	f()
-}
-
 func (m *fakeModel) Forward(spans []compute.Span) error {
 	m.mu.Lock()
 	before, spoil, short := m.before, m.spoil, m.short
@@ -130,7 +124,7 @@ func (f *fakeText) Flush() string {
 	return ""
 }
 
-func letter(id int32) string { return string(rune('A' + id)) }
+func letter(id int32) string { return string('A' + id) }
 
 func prompt(n, seed int) []int32 {
 	p := make([]int32, n)

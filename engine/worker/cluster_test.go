@@ -103,7 +103,6 @@ func (l *logBuffer) String() string {
 type front struct {
 	mu       sync.Mutex
 	refuse   error
-	known    bool
 	joined   map[id.Epoch]*poolv1.RegisterRequest
 	beats    map[id.Epoch]*poolv1.HeartbeatRequest
 	messages int

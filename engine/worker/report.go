@@ -85,7 +85,7 @@ func (r *reporter) announce(ctx context.Context) (time.Duration, error) {
 			return min(max(time.Duration(resp.GetHeartbeatMs())*time.Millisecond, beatMin), beatMax), nil
 		}
 		if ctx.Err() != nil {
-			return 0, nil
+			return 0, nil //nolint:nilerr // it failed because the worker ends
 		}
 		if unwanted(err) {
 			return 0, fmt.Errorf("register: %w", err)

@@ -45,7 +45,7 @@ func (t *Template) probeAll(ctx context.Context, src string) error {
 		}
 		if err != nil {
 			_, known := errors.AsType[*UnsupportedTemplate](err)
-			if known || ctx.Err() != nil || !(refused || errors.Is(err, ErrTemplate)) {
+			if known || ctx.Err() != nil || !refused && !errors.Is(err, ErrTemplate) {
 				return err
 			}
 			return t.unsupported("it does not render a conversation of "+strings.Join(roles, ", "), err)

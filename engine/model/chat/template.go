@@ -262,7 +262,7 @@ func (t *Template) ids(text string, m *mask, tainted map[int32]bool) ([]int32, b
 		}
 		dst = t.plain(dst, m.revert(text[:at]))
 		// A template that writes BOS itself must not double it.
-		if !(hasBOS && s.id == bos && t.tok.AddBOS() && len(dst) == 1 && dst[0] == bos) {
+		if !hasBOS || s.id != bos || !t.tok.AddBOS() || len(dst) != 1 || dst[0] != bos {
 			dst = append(dst, s.id)
 		}
 		text = text[at+len(s.text):]

@@ -66,7 +66,7 @@ func (p *parser) count(limit uint64, what string) (int, error) {
 		return 0, err
 	}
 	if n > limit {
-		return 0, p.errorf("%s is %d, the limit is %d", what, n, uint64(limit))
+		return 0, p.errorf("%s is %d, the limit is %d", what, n, limit)
 	}
 	return int(n), nil
 }
