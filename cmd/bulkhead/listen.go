@@ -52,15 +52,18 @@ func (p *platform) openListeners(hard context.Context) error {
 	p.url = scheme + "://" + l.Addr().String()
 	public := httpx.NewServer(routes(connect, rest), o)
 	public.BaseContext = func(net.Listener) context.Context { return hard }
-	p.servers = append(p.servers, &server{http: public, l: l, tls: o.TLS != nil})
-
 	ol, err := net.Listen("tcp", p.cfg.Ops.Listen)
 	if err != nil {
 		return listenHelp(err, p.cfg.Ops.Listen, "--ops-listen")
 	}
 	p.onClose(func() error { return closed(ol.Close()) })
 	p.opsURL = "http://" + ol.Addr().String()
-	p.servers = append(p.servers, &server{http: httpx.NewServer(p.operations(), httpx.ServerOptions{Log: p.log}), l: ol})
+	// They are shut down in this order: clients first, and last the listener
+	// of the workers, who report until the end.
+	p.servers = append([]*server{
+		{http: public, l: l, tls: o.TLS != nil},
+		{http: httpx.NewServer(p.operations(), httpx.ServerOptions{Log: p.log}), l: ol},
+	}, p.servers...)
 	return nil
 }
 

@@ -50,6 +50,9 @@ func (s *inference) Generate(ctx context.Context, in *inferencev1.GenerateReques
 	if err != nil {
 		return nil, err
 	}
+	if call, ok := connect.CallInfoForHandlerContext(ctx); ok {
+		call.ResponseHeader().Set(receiptHeader, final.Receipt.String())
+	}
 	f := s.final(ctx, stream, final)
 	return &inferencev1.GenerateResponse{RequestId: f.GetRequestId(), ReceiptId: f.GetReceiptId(), Model: f.GetModel(),
 		Text: text.String(), FinishReason: f.GetFinishReason(), Usage: f.GetUsage()}, nil
