@@ -88,18 +88,22 @@ func (c *modelAddCmd) Run(ctx context.Context, e *env) error {
 	return nil
 }
 
+// maxModelName is the longest name that the store takes.
+const maxModelName = 63
+
 // nameOr returns name, or one made out of a file name.
 func nameOr(name, file string) string {
 	if name != "" {
 		return name
 	}
 	base := strings.ToLower(strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)))
-	return strings.Trim(strings.Map(func(r rune) rune {
+	name = strings.Trim(strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '.' || r == '-' || r == '_' {
 			return r
 		}
 		return '-'
 	}, base), "-._")
+	return name[:min(len(name), maxModelName)]
 }
 
 type modelListCmd struct{ dataFlag }

@@ -15,6 +15,9 @@ dir=$(cd "$dir" && pwd)
 	else
 		echo "testenv: no default model; tests that want it will skip" >&2
 	fi
+	if python3 -m pip --version >/dev/null 2>&1; then
+		echo "BULKHEAD_TEST_FETCH=1" # PostgreSQL can be fetched
+	fi
 	venv=$dir/venv
 	if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -c 'import openai' 2>/dev/null; then
 		rm -rf "$venv"
