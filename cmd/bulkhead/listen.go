@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"bulkhead.dev/audit"
+	"bulkhead.dev/audit/settle"
 	"bulkhead.dev/engine/pool"
 	"bulkhead.dev/engine/worker/peer"
 	"bulkhead.dev/infra/telemetry"
@@ -198,6 +199,12 @@ func (b openaiBackend) Generate(ctx context.Context, p tenancy.Principal, r gate
 	}
 	return s, nil
 }
+
+// evidence is the settler as the gateway sees it.
+type evidence struct{ *settle.Settler }
+
+// Intend implements gateway.Evidence.
+func (e evidence) Intend(i settle.Intent) gateway.Ticket { return e.Settler.Intend(i) }
 
 type rpcBackend struct{ *gateway.Gateway }
 

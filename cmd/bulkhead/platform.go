@@ -391,7 +391,7 @@ const recordWorker = 2 * time.Second
 
 func (p *platform) openGateway() error {
 	p.gateway = &gateway.Gateway{
-		Catalog: &gateway.CachedCatalog{From: tenancy.NewCatalog(p.pools.App), Now: time.Now}, Prompts: p.prompts, Pool: p.registry, Evidence: p.settler, Observer: p.metrics,
+		Catalog: &gateway.CachedCatalog{From: tenancy.NewCatalog(p.pools.App), Now: time.Now}, Prompts: p.prompts, Pool: p.registry, Evidence: evidence{p.settler}, Observer: p.metrics,
 		Log: p.log, Now: time.Now, Seed: rand.Uint64, DigestKey: p.keys.DigestKey, Replica: p.replica,
 	}
 	p.onClose(func() error { p.gateway.Wait(); return nil })

@@ -52,6 +52,15 @@ func (f *failure) Unwrap() error { return f.cause }
 
 func (f *failure) canceled() bool { return f.reason == reasonCanceled }
 
+// notOurs corrects a cancellation that nobody here asked for: when a process
+// dies, HTTP/2 may reset its streams with the code of a cancellation.
+func (f *failure) notOurs() *failure {
+	if f.canceled() {
+		f.reason = reasonTransport
+	}
+	return f
+}
+
 // fail classifies the error of a leg. A refusal of the worker names its reason
 // itself.
 func fail(leg string, err error) *failure {

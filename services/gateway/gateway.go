@@ -34,12 +34,17 @@ type Workers interface {
 	EffectiveContext(model [32]byte) int
 }
 
-// Evidence makes usage and receipts durable; *settle.Settler.
+// Ticket is an intent on its way to be durable; *settle.Ticket.
+type Ticket interface {
+	Wait(ctx context.Context) error
+}
+
+// Evidence makes usage and receipts durable; a *settle.Settler.
 type Evidence interface {
 	// Ready returns an *apperr.Error while no new request may be admitted.
 	Ready() error
 	// Intend records that a request was admitted.
-	Intend(settle.Intent) *settle.Ticket
+	Intend(settle.Intent) Ticket
 	// Settle returns when usage and receipt are durable, or with an
 	// *apperr.Error when that took too long; the facts are then kept and
 	// written later, marked as withheld.
@@ -151,7 +156,7 @@ func (g *Gateway) admit(ctx context.Context, p tenancy.Principal, r Request, pre
 func explain(ctx context.Context, err error) *failure {
 	f := fail(legDecode, err)
 	if ctx.Err() == nil {
-		return f
+		return f.notOurs()
 	}
 	if c, ok := errors.AsType[*failure](context.Cause(ctx)); ok && (f.canceled() || f.reason == reasonTransport) {
 		if c.facts == nil && f.leg == c.leg {

@@ -73,6 +73,9 @@ func startLegs(ctx context.Context, cancel context.CancelCauseFunc, pair pool.Pa
 		})
 		if err != nil {
 			f := fail(legPrefill, err)
+			if ctx.Err() == nil {
+				f = f.notOurs()
+			}
 			cancel(f) // decode must not wait for an offer that will not come
 			l.done <- prefillResult{facts: f.facts, err: f}
 			return

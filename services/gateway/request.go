@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"bulkhead.dev/engine/model/chat"
@@ -54,6 +55,9 @@ type prepared struct {
 // when it fails.
 func (g *Gateway) prepare(ctx context.Context, p tenancy.Principal, r *Request) (*prepared, error) {
 	if err := r.Params.Validate(); err != nil {
+		if e, ok := errors.AsType[*sample.ParamError](err); ok {
+			return nil, apperr.Wrap(err, apperr.Invalid, "invalid_value", "%s must be %s.", e.Param, e.Want).WithParam(e.Param)
+		}
 		return nil, err
 	}
 	m, err := g.Model(ctx, p, r.Model)

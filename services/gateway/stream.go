@@ -25,7 +25,7 @@ type Stream struct {
 	prep   *prepared
 	owner  id.Owner
 	rec    *record
-	ticket *settle.Ticket
+	ticket Ticket
 	legs   *legs
 	out    func()
 
