@@ -37,9 +37,9 @@ func wireError(e *apperr.Error) *connect.Error {
 	return out
 }
 
-// errorInterceptor is where errors of handlers become public. An error that
-// Connect made itself (a message that does not decode, one that is too large)
-// is replaced as well: its text may quote the message.
+// errorInterceptor is where errors of handlers become public. What Connect
+// refuses before it (a unary message that does not decode, or is too large)
+// goes back to its sender as Connect words it, and nowhere else.
 type errorInterceptor struct{}
 
 // WrapUnary implements connect.Interceptor.
