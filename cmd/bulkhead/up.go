@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"bulkhead.dev/engine/worker/harden"
 	"bulkhead.dev/infra/config"
 	"bulkhead.dev/infra/telemetry"
 )
@@ -59,6 +60,10 @@ func (c *upCmd) Run(ctx context.Context, e *env) (err error) {
 		return err
 	}
 	log := telemetry.NewLogger(e.stderr, cfg.Log.Level, cfg.Log.Format)
+	// Prompts pass through this process: they must not end up in a core dump.
+	if err := harden.Apply(); err != nil {
+		log.WarnContext(ctx, "process is not fully hardened", "error", err)
+	}
 	// Work outlives the signal by the drain; hard ends it.
 	hard, kill := context.WithCancel(context.WithoutCancel(ctx))
 	defer kill()

@@ -3,6 +3,8 @@ package main_test
 import (
 	"bufio"
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net"
@@ -482,4 +484,45 @@ func TestDoctorAndVersion(t *testing.T) {
 	out, _, err = command(t, nil, "config")
 	assert.NoError(t, err)
 	assert.True(t, strings.Contains(out, "prefill_chunk:"))
+}
+
+// Children get an empty environment, no secret in their arguments, and leave no
+// core; the folder of their sockets is closed to others.
+func TestChildrenAreGivenNothing(t *testing.T) {
+	t.Parallel()
+	data := scratch(t)
+	r := start(t, data, randomModel(t, data), "SECRET_OF_THE_USER=hunter2")
+	for role, pid := range r.PIDs {
+		read := func(name string) string {
+			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
+			if errors.Is(err, fs.ErrPermission) {
+				assert.Skip(t, "not root: hardened processes cannot be looked at")
+			}
+			assert.NoError(t, err)
+			return string(b)
+		}
+		if role != "front" && strings.Contains(read("environ"), "hunter2") {
+			t.Errorf("the %s process has the user's environment", role)
+		}
+		if (role == "prefill" || role == "decode") && read("environ") != "" {
+			t.Errorf("the %s worker has an environment: %q", role, read("environ"))
+		}
+		if args := read("cmdline"); strings.Contains(args, "KEY") || strings.Contains(args, r.APIKey) {
+			t.Errorf("the %s process has a secret in its arguments", role)
+		}
+		_, limit, _ := strings.Cut(read("limits"), "Max core file size")
+		if role != "postgres" && strings.Fields(limit)[0] != "0" {
+			t.Errorf("the %s process leaves cores", role)
+		}
+	}
+	dirs, err := filepath.Glob(filepath.Join(r.tmp, "bulkhead-*"))
+	assert.NoError(t, err)
+	assert.True(t, len(dirs) > 0)
+	for _, d := range dirs {
+		fi, err := os.Stat(d)
+		assert.NoError(t, err)
+		if fi.IsDir() && fi.Mode().Perm()&0o077 != 0 {
+			t.Errorf("%s has mode %v", d, fi.Mode())
+		}
+	}
 }
