@@ -60,6 +60,8 @@ type Edge struct {
 	Observer Observer
 	// TrustedProxies are the networks whose X-Forwarded-For is believed.
 	TrustedProxies []netip.Prefix
+	// BodyTimeout bounds the reading of a body; 0 is DefaultBodyTimeout.
+	BodyTimeout time.Duration
 }
 
 // RequestIDHeader carries the id of a request in its response. A client's own
@@ -79,6 +81,11 @@ func (e *Edge) Wrap(next http.Handler, fail func(http.ResponseWriter, *http.Requ
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Cache-Control", "no-store")
 		rec := &recorder{ResponseWriter: w}
+		within := e.BodyTimeout
+		if within == 0 {
+			within = DefaultBodyTimeout
+		}
+		r.Body = timed(w, r, within)
 		defer func() {
 			if p := recover(); p != nil {
 				if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
