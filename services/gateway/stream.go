@@ -150,6 +150,9 @@ func (s *Stream) Finish(ctx context.Context) (Final, error) {
 	s.stop()
 	s.settled = true
 	r := s.rec.receipt(receipt.Completed, nil, s.g.Now())
+	// A client that leaves now has its answer but for the end; the receipt is
+	// not its to cancel. The settler bounds the wait.
+	ctx = context.WithoutCancel(ctx)
 	err := s.ticket.Wait(ctx)
 	if err == nil {
 		err = s.settle(ctx, r)
