@@ -264,6 +264,7 @@ func TestRefusedBeforeAdmission(t *testing.T) {
 	}{
 		"unknown model":  {func(r *Request) { r.Model = "x" }, "model_not_found", nil},
 		"long prompt":    {func(r *Request) { r.Messages[0].Content = strings.Repeat("x", 300) }, "context_length_exceeded", []string{"256", "3"}},
+		"huge prompt":    {func(r *Request) { r.Messages[0].Content = strings.Repeat("x", 900_000) }, "context_length_exceeded", []string{"256", "at least"}},
 		"long answer":    {func(r *Request) { r.MaxTokens = 256 }, "context_length_exceeded", []string{"256"}},
 		"endless answer": {func(r *Request) { r.MaxTokens = math.MaxInt }, "context_length_exceeded", []string{"256"}},
 		"bad parameter":  {func(r *Request) { r.Params.TopP = 7 }, "", nil},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"bulkhead.dev/engine/model"
 	"bulkhead.dev/engine/model/chat"
@@ -20,6 +21,17 @@ type Prompter struct {
 	tok      *tokenizer.Tokenizer
 	template *chat.Template // nil when the model has none that is supported
 	why      error          // why template is nil
+	longest  int            // bytes of the longest token
+}
+
+// AtLeast returns a number of tokens that the prompt of a request certainly
+// has. It costs nothing, unlike tokenising megabytes that can never fit.
+func (p *Prompter) AtLeast(r *Request) int {
+	bytes := len(r.Text)
+	for _, m := range r.Messages {
+		bytes += len(m.Content)
+	}
+	return bytes / p.longest
 }
 
 // Encode renders and tokenises. Errors are *apperr.Error and hold nothing of
@@ -105,6 +117,10 @@ func LoadPrompter(ctx context.Context, path string, opts chat.Options) (*Prompte
 	p := &Prompter{}
 	if p.tok, err = tokenizer.FromGGUF(f); err != nil {
 		return nil, fmt.Errorf("load tokenizer: %w", err)
+	}
+	p.longest = utf8.UTFMax // an unknown character is one token too
+	for i := range p.tok.Size() {
+		p.longest = max(p.longest, len(p.tok.Piece(int32(i))))
 	}
 	src, ok := model.ChatTemplate(f)
 	if !ok {

@@ -68,6 +68,9 @@ func (g *Gateway) prepare(ctx context.Context, p tenancy.Principal, r *Request) 
 	if err != nil {
 		return nil, apperr.Wrap(err, apperr.Unavailable, "model_unavailable", "The model cannot be served now.").WithRetryAfter(retryBusy)
 	}
+	if n, window := prompter.AtLeast(r), g.window(m); n > window {
+		return nil, tooLong("This model's maximum context length is %d tokens, but the prompt has at least %d tokens. Shorten the prompt.", window, n)
+	}
 	ids, err := prompter.Encode(ctx, r, g.Now())
 	if err != nil {
 		return nil, err
