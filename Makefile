@@ -58,6 +58,10 @@ gen: ## Generate Protobuf and SQL code
 vuln: ## Look the dependencies up in the Go vulnerability database, offline
 	@infra/tools/vuln.sh "$$(infra/tools/build.sh)"
 
+.PHONY: mutate
+mutate: ## Break every guard between tenants on purpose and see a test catch it
+	@infra/tools/mutate.py
+
 .PHONY: clean
 clean: ## Remove what was built; models and data stay
 	rm -rf bin .tmp

@@ -234,7 +234,7 @@ func (p *platform) openTenancy(ctx context.Context, _ *env) error {
 	// The sandbox of chat templates is compiled once for this machine.
 	engine := chat.NewEngine(chat.EngineOptions{CacheDir: filepath.Join(p.dir, cacheDir)})
 	p.onClose(func() error { return engine.Close(context.Background()) })
-	p.prompts = &gateway.Files{Path: p.modelPath, ChatOptions: chat.Options{Engine: engine}}
+	p.prompts = &gateway.Files{Path: p.modelPath, ChatOptions: chat.Options{Engine: engine, AllowUnlisted: p.cfg.UnlistedTemplates}}
 	p.onClose(p.prompts.Close)
 	prompter, err := p.prompts.Prompter(ctx, p.shape.digest)
 	if err != nil {
@@ -242,7 +242,8 @@ func (p *platform) openTenancy(ctx context.Context, _ *env) error {
 	}
 	p.shape.chat = prompter.Chat()
 	if why := prompter.WhyNoChat(); why != nil {
-		p.log.WarnContext(ctx, "the model cannot chat, only complete", "model", p.model.Name, "cause", why.Error())
+		p.log.WarnContext(ctx, "the model cannot chat, only complete; unlisted_templates allows a template that was not checked",
+			"model", p.model.Name, "cause", why.Error())
 	}
 	catalog := tenancy.NewCatalog(p.pools.Background)
 	err = catalog.UpsertModel(ctx, tenancy.Model{

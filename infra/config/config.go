@@ -44,6 +44,9 @@ type Config struct {
 	PostgresBin string `yaml:"postgres_bin" env:"BULKHEAD_PG_BIN"`
 	// Model is the name of a model in the data folder, or a GGUF file.
 	Model string `yaml:"model" env:"BULKHEAD_MODEL"`
+	// UnlistedTemplates lets a model chat although its chat template is not one
+	// that was checked against a reference. It still runs in the sandbox.
+	UnlistedTemplates bool `yaml:"unlisted_templates" env:"BULKHEAD_UNLISTED_TEMPLATES"`
 
 	Public  Public  `yaml:"public"`
 	Ops     Ops     `yaml:"ops"`

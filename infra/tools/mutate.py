@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Breaks each guard between tenants on purpose, one at a time, in a copy of the
+committed tree, and checks that the test named beside it goes red.
+
+    make mutate            all of them
+    make mutate ONLY=scrub those whose name holds the word
+
+Prints one line per fault and fails if a fault survives, or if a line to change
+is no longer there. docs/isolation/mutations.md is this list for readers; a
+fresh list is written with --write-docs.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+# name, what the fault is, file, text, replacement, package and tests
+FAULTS = [
+    ("scrub-skipped", "a page that changes its owner is not wiped", "engine/kv/holding.go",
+     "due := g.state == StateDirty && (p.scrub == Always || g.owner != h.owner)", "due := false", "./engine/kv", "Canary|Scrub"),
+    ("generation-ignored", "a handle of an older grant works", "engine/kv/holding.go",
+     "if g.generation != r.Generation || g.owner != h.owner", "if g.owner != h.owner", "./engine/kv", "."),
+    ("free-before-drain", "a page is freed although a writer has it open", "engine/kv/pool.go",
+     "case g.writers > 0:", "case g.writers > 1<<20:", "./engine/kv", "."),
+    ("free-under-reader", "a page is freed although a reader has it open", "engine/kv/pool.go",
+     "case g.readers > 0:", "case g.readers > 1<<20:", "./engine/kv", "."),
+    ("read-past-the-proof", "a pass resolves positions that nobody proved", "engine/kv/table.go",
+     "if positions < 0 || positions > t.pos+t.count {", "if positions < 0 {", "./engine/kv", "."),
+    ("tail-kept", "the tail of the last page is sealed as it is", "engine/kv/filler.go",
+     "p.geometry.zeroTail(p.bytes(last), tokens-(len(h.refs)-1)*p.geometry.PageTokens)", "_ = last", "./engine/kv ./engine/handoff", "."),
+    ("digest-ignored", "decode commits pages with other bytes", "engine/kv/landing.go",
+     "if subtle.ConstantTimeCompare(s[:], c.Pages[i].Sum[:]) != 1 {", "if subtle.ConstantTimeCompare(s[:], c.Pages[i].Sum[:]) > 1 {", "./engine/kv ./engine/handoff", "."),
+    ("coverage-one-short", "decode commits one position less than claimed", "engine/kv/landing.go",
+     "if tokens != c.Tokens {", "if tokens+1 < c.Tokens {", "./engine/kv ./engine/handoff", "."),
+    ("tail-not-looked-at", "bytes behind the last position are accepted", "engine/kv/landing.go",
+     "if !geo.tailClear(p.bytes(refs[last].Index), tokens-last*geo.PageTokens) {", "if last < 0 {", "./engine/kv", "."),
+    ("sealed-page-of-another-grant", "the page server serves a page under another generation", "engine/kv/sealed.go",
+     "if ref.Generation != e.Generation {", "if ref.Generation == 0 {", "./engine/kv ./engine/fabric", "."),
+    ("digest-without-place", "the digest does not depend on the page's place", "engine/kv/landing.go",
+     "s := d.sum(i, c.Pages[i].Generation", "s := d.sum(0, c.Pages[i].Generation", "./engine/kv ./engine/handoff", "."),
+    ("transfer-not-compared", "a manifest of another transfer is taken", "engine/handoff/receiver.go",
+     "case m.Transfer != e.Transfer:", "case false:", "./engine/handoff", "."),
+    ("nonce-not-compared", "a manifest without this transfer's nonce is taken", "engine/handoff/receiver.go",
+     "case m.Nonce != e.Nonce:", "case false:", "./engine/handoff", "."),
+    ("owner-not-compared", "pages of another owner are taken", "engine/handoff/receiver.go",
+     "case m.Owner != e.Owner:", "case false:", "./engine/handoff", "."),
+    ("epoch-not-compared", "a manifest of a dead process is taken", "engine/handoff/receiver.go",
+     "case m.PrefillEpoch != e.PrefillEpoch || m.DecodeEpoch != r.conf.Epoch:", "case false:", "./engine/handoff", "."),
+    ("geometry-not-compared", "pages of another shape are taken", "engine/handoff/receiver.go",
+     "case m.Geometry != r.conf.Geometry.Fingerprint():", "case false:", "./engine/handoff", "."),
+    ("tokens-not-compared", "pages of other token ids are taken", "engine/handoff/receiver.go",
+     "case m.TokenDigest != e.TokenDigest:", "case false:", "./engine/handoff", "."),
+    ("replay", "a transfer can be pulled twice", "engine/handoff/receiver.go",
+     "if _, ok := r.seen[e.Transfer]; ok {", "if false {", "./engine/handoff", "."),
+    ("range-secret-ignored", "the page server asks for no secret", "engine/fabric/server.go",
+     "if !ok || !same {", "if _ = same; !ok {", "./engine/fabric", "."),
+    ("recompute-ignored", "decode goes on although the last position differs", "engine/sched/decode.go",
+     "\tif !same {\n\t\treturn ErrRecompute", "\tif _ = same; false {\n\t\treturn ErrRecompute", "./engine/sched ./engine/worker", "."),
+    ("window-not-checked", "a pool smaller than the window is let in", "engine/worker/capacity.go",
+     "|| pages < pagesFor(window, pageTokens) {", "{", "./engine/worker", "Capacity"),
+    ("prompt-not-checked", "a prompt longer than the window is admitted", "services/gateway/request.go",
+     "case prompt >= window:", "case prompt >= window<<20:", "./services/gateway", "RefusedBefore"),
+    ("counts-not-compared", "the gateway does not compare the token counts", "services/gateway/stream.go",
+     "case int(prefill.GetTokens()) != edge || int(decode.GetTokens()) != edge:", "case false:", "./services/gateway", "Lying"),
+    ("roots-not-compared", "the legs may name different manifests", "services/gateway/stream.go",
+     "case len(prefill.GetManifestRoot()) != 32 || !bytes.Equal(prefill.GetManifestRoot(), decode.GetManifestRoot()):", "case false && bytes.Equal(nil, nil):", "./services/gateway", "Lying"),
+    ("any-finish-reason", "an end that is not on the list is a success", "services/gateway/record.go",
+     "case !ok || want != f.GetFinishReason():", "case !ok && want == \"x\":", "./services/gateway", "LyingEnds"),
+]
+
+TOP = subprocess.check_output(["git", "rev-parse", "--show-toplevel"], text=True).strip()
+DOCS = os.path.join(TOP, "docs/isolation/mutations.md")
+
+
+def docs():
+    out = ["# Faults on purpose\n",
+           "Each line is a guard between tenants that `make mutate` removes, one at a time, in a copy of the tree; the tests",
+           "beside it must then fail. The list lives in `infra/tools/mutate.py`, which also writes this page (`--write-docs`).\n",
+           "| fault | what happens then | guard in | caught by |", "| --- | --- | --- | --- |"]
+    for name, what, path, _, _, packages, _ in FAULTS:
+        out.append(f"| {name} | {what} | `{path}` | {', '.join('`' + p[2:] + '`' for p in packages.split())} |")
+    return "\n".join(out) + "\n"
+
+
+def main():
+    if "--write-docs" in sys.argv:
+        os.makedirs(os.path.dirname(DOCS), exist_ok=True)
+        with open(DOCS, "w") as f:
+            f.write(docs())
+        return 0
+    only = os.environ.get("ONLY", "")
+    survived = []
+    with tempfile.TemporaryDirectory() as tmp:
+        tree = os.path.join(tmp, "tree")
+        subprocess.check_call(["git", "clone", "-q", TOP, tree])
+        for name, what, path, old, new, packages, tests in FAULTS:
+            if only not in name:
+                continue
+            file = os.path.join(tree, path)
+            with open(file) as f:
+                text = f.read()
+            if text.count(old) != 1:
+                print(f"GONE     {name}: the line to change stands {text.count(old)} times in {path}")
+                survived.append(name)
+                continue
+            with open(file, "w") as f:
+                f.write(text.replace(old, new))
+            began = time.time()
+            try:
+                run = subprocess.run(["go", "test", "-count=1", "-timeout", "60s", "-run", tests, *packages.split()],
+                                     cwd=tree, capture_output=True, text=True)
+            finally:
+                with open(file, "w") as f:
+                    f.write(text)
+            built = "[build failed]" not in run.stdout and "[setup failed]" not in run.stdout
+            verdict = "caught" if run.returncode and built else "SURVIVED" if built else "BROKEN"
+            if verdict != "caught":
+                survived.append(name)
+                print(run.stdout[-2000:], run.stderr[-2000:])
+            print(f"{verdict:8} {name}: {what} ({time.time() - began:.1f} s)", flush=True)
+    print(f"{len(survived)} not caught" if survived else "all caught")
+    return 1 if survived else 0
+
+
+sys.exit(main())
