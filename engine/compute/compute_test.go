@@ -221,6 +221,26 @@ func TestBatchInvariance(t *testing.T) {
 	}
 }
 
+// Many more threads than CPUs, over many short passes: whoever sleeps through a
+// task, or wakes up in the next, must not show.
+func TestManyThreads(t *testing.T) {
+	t.Parallel()
+	s := shapes[0]
+	s.Type = gguf.Q4_0
+	l := llama(t, synth.RandomLlama(3, s))
+	rng := rand.New(rand.NewPCG(8, 8))
+	ids := tokens(rng, 100, s.Vocab)
+	want, wantKV := run(t, load(t, l, Options{DType: kv.F16, Threads: 1}), ids, 1, rng)
+	for _, threads := range []int{2, 5, 16} {
+		m := load(t, l, Options{DType: kv.F16, Threads: threads})
+		for range 5 {
+			got, gotKV := run(t, m, ids, 1, rng)
+			same(t, fmt.Sprintf("%d threads", threads), got, want)
+			assert.True(t, slices.Equal(gotKV, wantKV))
+		}
+	}
+}
+
 // A slot that was never written holds NaN here. Reading one must show, whatever
 // the number format and however int8 activations come in between.
 func TestUnwrittenSlotsShow(t *testing.T) {

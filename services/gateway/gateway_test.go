@@ -275,7 +275,10 @@ func TestRefusedBeforeAdmission(t *testing.T) {
 			b := setup(t, script{})
 			r := request()
 			c.change(&r)
-			_, err := b.Generate(t.Context(), principal(), r)
+			s, err := b.Generate(t.Context(), principal(), r)
+			if s != nil {
+				s.Close() // or its end would be waited for
+			}
 			e := assert.ErrorAs[*apperr.Error](t, err)
 			assert.False(t, LeftReceipt(err))
 			if c.code != "" {
