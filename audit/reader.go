@@ -47,6 +47,8 @@ func (r *Reader) Get(ctx context.Context, tenant id.Tenant, request id.Request) 
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return Stored{}, apperr.New(apperr.NotFound, "receipt_not_found", "There is no receipt with this id.")
+	case errors.Is(err, context.Canceled): // the caller went away; the database is fine
+		return Stored{}, apperr.From(err)
 	case pgdb.IsUnavailable(err):
 		return Stored{}, apperr.Wrap(pgdb.Wrap("read receipt", err), apperr.Unavailable, "database_unavailable",
 			"The platform cannot reach its database now.")

@@ -86,6 +86,7 @@ type item struct {
 	enqueued time.Time
 	deadline time.Time      // end of the hold
 	inFlight bool           // under the mutex of the settler
+	expired  bool           // under the mutex of the settler; the hold ended in flight
 	withheld bool           // under the mutex of the settler; the waiter was told, rows are re-encoded
 	original receipt.Digest // before re-encoding
 	done     chan struct{}  // closed when err is set for the waiter
@@ -273,10 +274,10 @@ func (s *Settler) Settle(ctx context.Context, f Facts) error {
 			return apperr.From(ctx.Err())
 		case <-hold.C:
 			s.mu.Lock()
-			if !it.inFlight {
+			// In flight: the writer decides when the attempt has ended.
+			if it.expired = it.inFlight; !it.inFlight {
 				s.withhold(it)
 			}
-			// In flight: the writer decides when the attempt has ended.
 			s.mu.Unlock()
 		}
 	}

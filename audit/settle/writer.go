@@ -103,7 +103,7 @@ func (s *Settler) giveBack(items []*item, tickets []*Ticket) {
 	s.flying = nil
 	for _, it := range items {
 		it.inFlight = false
-		if !now.Before(it.deadline) {
+		if it.expired || !now.Before(it.deadline) {
 			s.withhold(it)
 		}
 	}
