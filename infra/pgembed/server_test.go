@@ -28,7 +28,7 @@ const helperEnv = "PGEMBED_TEST_PARENT"
 func TestMain(m *testing.M) {
 	if spec := os.Getenv(helperEnv); spec != "" {
 		bin, dir, _ := strings.Cut(spec, "|")
-		s, err := pgembed.Start(context.Background(), pgembed.Options{Dir: dir, Bin: bin, Password: password, Volatile: true})
+		s, err := pgembed.Start(context.Background(), pgembed.Options{Dir: dir, RunDir: filepath.Join(dir, "run"), Bin: bin, Password: password, Volatile: true})
 		if err != nil {
 			fmt.Println("error:", err)
 			os.Exit(1)
