@@ -102,7 +102,11 @@ func IsUnavailable(err error) bool {
 		pgconn.SafeToRetry(err), pgconn.Timeout(err):
 		return true
 	}
-	// The pool and the connection have no exported value for being closed.
+	// The pool and the connection have no exported value for being closed, and
+	// the text of an Error leaves theirs out.
+	if e, ok := errors.AsType[*Error](err); ok {
+		err = e.cause
+	}
 	return strings.Contains(err.Error(), "closed pool") || strings.Contains(err.Error(), "conn closed")
 }
 

@@ -45,6 +45,7 @@ func TestClassify(t *testing.T) {
 		"deadline":             {context.DeadlineExceeded, true, false},
 		"cut":                  {io.ErrUnexpectedEOF, true, false},
 		"closed":               {net.ErrClosed, true, false},
+		"closed pool":          {errors.New("closed pool"), true, false},
 		"network":              {&net.OpError{Op: "dial", Err: errors.New("refused")}, true, false},
 		"encoding":             {errors.New("unable to encode 1"), false, true},
 	} {

@@ -60,17 +60,24 @@ func SetTenant(ctx context.Context, tx pgx.Tx, tenant id.Tenant) error {
 	return Wrap("bind transaction to tenant", err)
 }
 
-// InTx runs fn in a transaction and commits if fn returns nil.
+// InTx runs fn in a transaction and commits if fn returns nil. If fn panics, the
+// transaction is rolled back and the panic goes on.
 func InTx(ctx context.Context, db DB, fn func(pgx.Tx) error) error {
 	tx, err := db.Begin(ctx)
 	if err != nil {
 		return Wrap("begin transaction", err)
 	}
+	ended := false
+	defer func() {
+		if !ended {
+			// What fn returned is what matters; a connection whose rollback
+			// fails is closed by the pool.
+			_ = tx.Rollback(context.WithoutCancel(ctx))
+		}
+	}()
 	if err := fn(tx); err != nil {
-		// The error of fn is the one that matters; a connection whose rollback
-		// fails is closed by the pool.
-		_ = tx.Rollback(context.WithoutCancel(ctx))
 		return err
 	}
+	ended = true
 	return Wrap("commit transaction", tx.Commit(ctx))
 }
