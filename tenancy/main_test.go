@@ -14,16 +14,17 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 // bundle is a platform after its first start.
 type bundle struct {
 	*pgtest.Bundle
-	keys  tenancy.KeyFile
-	store *tenancy.Store
-	first tenancy.First
+	keys    tenancy.KeyFile
+	keyPath string
+	store   *tenancy.Store
+	first   tenancy.First
 }
 
 func setup(t *testing.T) *bundle {
 	t.Helper()
-	b := &bundle{Bundle: pgtest.New(t)}
+	b := &bundle{Bundle: pgtest.New(t), keyPath: t.TempDir() + "/keys.json"}
 	var err error
-	b.keys, err = tenancy.CreateKeyFile(t.TempDir() + "/keys.json")
+	b.keys, err = tenancy.CreateKeyFile(b.keyPath)
 	assert.NoError(t, err)
 	b.store = tenancy.NewStore(b.Pools.App, b.keys, time.Now)
 	made, err := b.store.FirstRun(t.Context(), func(f tenancy.First) error { b.first = f; return nil })
