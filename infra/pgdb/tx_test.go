@@ -48,7 +48,7 @@ func TestTransactionEndsWithItsFunction(t *testing.T) {
 					return c.end()
 				})
 				if name == "error" {
-					assert.True(t, err == mine) // as it is, not wrapped
+					assert.True(t, err == mine) //nolint:errorlint // as it is, not wrapped
 				} else {
 					assert.NoError(t, err)
 				}
