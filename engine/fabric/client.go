@@ -77,11 +77,10 @@ func (c *Client) Close() error {
 }
 
 // ReadPages implements Reader.
-func (c *Client) ReadPages(ctx context.Context, transfer id.Transfer, secret Secret, refs []PageRef, land func(i int) []byte) error {
+func (c *Client) ReadPages(ctx context.Context, transfer id.Transfer, secret Secret, refs []PageRef, into Sink) error {
 	for at := 0; at < len(refs); at += maxRefs {
-		part := refs[at:min(at+maxRefs, len(refs))]
-		req := readRequest{transfer: transfer, secret: secret, refs: part}
-		if err := c.exchange(ctx, req, func(i int) []byte { return land(at + i) }); err != nil {
+		req := readRequest{transfer: transfer, secret: secret, refs: refs[at:min(at+maxRefs, len(refs))]}
+		if err := c.exchange(ctx, req, part{into, at}); err != nil {
 			if ctx.Err() != nil {
 				err = ctx.Err()
 			}
@@ -91,15 +90,24 @@ func (c *Client) ReadPages(ctx context.Context, transfer id.Transfer, secret Sec
 	return nil
 }
 
+// part is a sink from one of its pages on.
+type part struct {
+	Sink
+	first int
+}
+
+func (p part) Copy(i int, page []byte) error      { return p.Sink.Copy(p.first+i, page) }
+func (p part) Read(i int, stream io.Reader) error { return p.Sink.Read(p.first+i, stream) }
+
 // exchange does one exchange on a connection that is idle, or on a new one if
 // the server closed the idle one before it answered anything.
-func (c *Client) exchange(ctx context.Context, req readRequest, land func(i int) []byte) error {
+func (c *Client) exchange(ctx context.Context, req readRequest, into Sink) error {
 	for {
 		conn, used, err := c.get(ctx)
 		if err != nil {
 			return err
 		}
-		answered, err := c.exchangeOn(ctx, conn, req, land)
+		answered, err := c.exchangeOn(ctx, conn, req, into)
 		if err != nil && used && !answered && errors.Is(err, ErrBroken) && ctx.Err() == nil {
 			continue // each turn uses up one idle connection, so this ends
 		}
@@ -147,7 +155,7 @@ func (c *Client) put(conn net.Conn) {
 
 // exchangeOn does one exchange and then keeps or destroys the connection.
 // answered tells whether anything of an answer came.
-func (c *Client) exchangeOn(ctx context.Context, conn net.Conn, req readRequest, land func(i int) []byte) (answered bool, err error) {
+func (c *Client) exchangeOn(ctx context.Context, conn net.Conn, req readRequest, into Sink) (answered bool, err error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	clean := false
 	defer func() {
@@ -175,6 +183,10 @@ func (c *Client) exchangeOn(ctx context.Context, conn net.Conn, req readRequest,
 	if int(head.count) != len(req.refs) {
 		return true, fmt.Errorf("%w: %d pages for %d", ErrProtocol, head.count, len(req.refs))
 	}
+	if size := into.PageBytes(); size != int(head.pageBytes) {
+		return true, fmt.Errorf("%w: pages of %d bytes for %d bytes of memory", ErrProtocol, head.pageBytes, size)
+	}
+	from := &tracked{Reader: conn}
 	for i, ref := range req.refs {
 		if err := conn.SetDeadline(c.opts.Now().Add(c.opts.StallTimeout)); err != nil {
 			return true, broken(err)
@@ -190,16 +202,27 @@ func (c *Client) exchangeOn(ctx context.Context, conn net.Conn, req readRequest,
 		if p.status != statusOK {
 			return true, fmt.Errorf("%w: page %d generation %d", p.status.err(), ref.Index, ref.Generation)
 		}
-		dst := land(i)
-		if len(dst) != int(head.pageBytes) {
-			return true, fmt.Errorf("%w: a page of %d bytes for %d bytes of memory", ErrProtocol, head.pageBytes, len(dst))
-		}
-		if _, err := io.ReadFull(conn, dst); err != nil {
-			return true, broken(err)
+		if err := into.Read(i, from); err != nil {
+			if from.failed {
+				return true, broken(err)
+			}
+			return true, err // the sink does not want the page
 		}
 	}
 	clean = true
 	return true, nil
+}
+
+// tracked tells an error of the connection from one of the sink.
+type tracked struct {
+	io.Reader
+	failed bool
+}
+
+func (t *tracked) Read(b []byte) (int, error) {
+	n, err := t.Reader.Read(b)
+	t.failed = t.failed || err != nil
+	return n, err
 }
 
 // broken marks errors of the transport; errors of the protocol stay.

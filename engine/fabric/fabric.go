@@ -3,6 +3,7 @@ package fabric
 import (
 	"context"
 	"errors"
+	"io"
 
 	"bulkhead.dev/engine/kv"
 	"bulkhead.dev/infra/id"
@@ -38,11 +39,21 @@ func (Secret) GoString() string { return "REDACTED" }
 // PageRef names a page on the side that serves it.
 type PageRef = kv.PageRef
 
+// Sink is where pages go; *kv.Intake is one. Page i is the i-th that was asked
+// for. Each page is stored whole and once, by either method.
+type Sink interface {
+	// PageBytes returns the size of every page.
+	PageBytes() int
+	// Copy stores a page that lies in memory.
+	Copy(i int, page []byte) error
+	// Read stores a page out of a stream, of which it takes exactly one page.
+	Read(i int, stream io.Reader) error
+}
+
 // Reader reads the pages of open offers.
 type Reader interface {
-	// ReadPages reads refs in order; page i goes to land(i), which must have
-	// exactly the size of a page. It returns nil only if every page arrived
-	// whole. Once it has returned, whatever the outcome, nothing writes into
-	// the memory that land gave.
-	ReadPages(ctx context.Context, transfer id.Transfer, secret Secret, refs []PageRef, land func(i int) []byte) error
+	// ReadPages reads refs in order and stores page i as the i-th of the sink.
+	// It returns nil only if every page arrived whole. Once it has returned,
+	// whatever the outcome, it does not use the sink any more.
+	ReadPages(ctx context.Context, transfer id.Transfer, secret Secret, refs []PageRef, into Sink) error
 }

@@ -109,7 +109,7 @@ func (s *Server) Local() Reader { return local{s} }
 
 type local struct{ s *Server }
 
-func (l local) ReadPages(ctx context.Context, transfer id.Transfer, secret Secret, refs []PageRef, land func(i int) []byte) error {
+func (l local) ReadPages(ctx context.Context, transfer id.Transfer, secret Secret, refs []PageRef, into Sink) error {
 	for i, ref := range refs {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("read page %d of %d: %w", i, len(refs), err)
@@ -119,12 +119,10 @@ func (l local) ReadPages(ctx context.Context, transfer id.Transfer, secret Secre
 			return err
 		}
 		if err := view(sealed, ref, func(page []byte) error {
-			dst := land(i)
-			if len(dst) != len(page) {
-				return fmt.Errorf("%w: a page of %d bytes for %d bytes of memory", ErrProtocol, len(page), len(dst))
+			if size := into.PageBytes(); size != len(page) {
+				return fmt.Errorf("%w: a page of %d bytes for %d bytes of memory", ErrProtocol, len(page), size)
 			}
-			copy(dst, page)
-			return nil
+			return into.Copy(i, page)
 		}); err != nil {
 			return err
 		}

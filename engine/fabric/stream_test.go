@@ -46,6 +46,17 @@ func server(t *testing.T, script func(c net.Conn)) *Client {
 
 const testPage = 64
 
+// memory is a sink; package fabrictest, which has a better one, imports this
+// package.
+type memory [][]byte
+
+func (m memory) PageBytes() int                { return len(m[0]) }
+func (m memory) Copy(i int, page []byte) error { copy(m[i], page); return nil }
+func (m memory) Read(i int, stream io.Reader) error {
+	_, err := io.ReadFull(stream, m[i])
+	return err
+}
+
 // Every deviation of a server from the protocol, and what it is called. After
 // each the connection must be gone, and the pages must not count as read.
 func TestClientRefusesBadServers(t *testing.T) {
@@ -94,11 +105,11 @@ func TestClientRefusesBadServers(t *testing.T) {
 					_, _ = c.Write(tc.answer)
 				}
 			})
-			memory := [][]byte{make([]byte, testPage), make([]byte, testPage)}
-			err := c.ReadPages(t.Context(), id.Transfer{1}, Secret{2}, refs, func(i int) []byte { return memory[i] })
+			memory := memory{make([]byte, testPage), make([]byte, testPage)}
+			err := c.ReadPages(t.Context(), id.Transfer{1}, Secret{2}, refs, memory)
 			if tc.want == nil {
 				assert.NoError(t, err)
-				assert.Equal(t, memory, [][]byte{page, page})
+				assert.Equal(t, [][]byte(memory), [][]byte{page, page})
 				return
 			}
 			assert.ErrorIs(t, err, tc.want)
@@ -119,16 +130,16 @@ func TestClientGivesUp(t *testing.T) {
 		_, _ = io.Copy(io.Discard, c) // until the client goes
 	})
 	refs := []PageRef{{Index: 1, Generation: 1}}
-	land := func(int) []byte { return make([]byte, testPage) }
+	into := memory{make([]byte, testPage)}
 	c.opts.StallTimeout = 20 * time.Millisecond
-	assert.ErrorIs(t, c.ReadPages(t.Context(), id.Transfer{}, Secret{}, refs, land), ErrBroken)
+	assert.ErrorIs(t, c.ReadPages(t.Context(), id.Transfer{}, Secret{}, refs, into), ErrBroken)
 	c.opts.StallTimeout = time.Minute
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	assert.ErrorIs(t, c.ReadPages(ctx, id.Transfer{}, Secret{}, refs, land), context.DeadlineExceeded)
+	assert.ErrorIs(t, c.ReadPages(ctx, id.Transfer{}, Secret{}, refs, into), context.DeadlineExceeded)
 	assert.Equal(t, len(c.idle), 0)
 	assert.NoError(t, c.Close())
-	assert.ErrorIs(t, c.ReadPages(t.Context(), id.Transfer{}, Secret{}, refs, land), ErrClosed)
+	assert.ErrorIs(t, c.ReadPages(t.Context(), id.Transfer{}, Secret{}, refs, into), ErrClosed)
 }
 
 // A connection that the server closed while it was idle costs a new one, not an
@@ -146,7 +157,7 @@ func TestClientReconnects(t *testing.T) {
 		_, _ = c.Write(append(pageHeader{ref: r.refs[0]}.append(answerHeader{pageBytes: testPage, count: 1}.append(nil)), page...))
 	})
 	for range 3 {
-		assert.NoError(t, c.ReadPages(t.Context(), id.Transfer{}, Secret{}, make([]PageRef, 1), func(int) []byte { return page }))
+		assert.NoError(t, c.ReadPages(t.Context(), id.Transfer{}, Secret{}, make([]PageRef, 1), memory{page}))
 	}
 	assert.Equal(t, conns, 3)
 }
@@ -167,11 +178,12 @@ func TestConnectionsAreReused(t *testing.T) {
 	c, err := Dial(Address(l), nil)
 	assert.NoError(t, err)
 	defer c.Close()
-	mem := make([]byte, p.Geometry().PageBytes())
+	size := p.Geometry().PageBytes()
+	into := memory{make([]byte, size), make([]byte, size)}
 	for range 5 {
-		assert.NoError(t, c.ReadPages(t.Context(), id.Transfer{1}, Secret{2}, kvtest.Refs(s.Extents()), func(int) []byte { return mem }))
+		assert.NoError(t, c.ReadPages(t.Context(), id.Transfer{1}, Secret{2}, kvtest.Refs(s.Extents()), into))
 		// A refusal is an exchange that ended as it should.
-		assert.ErrorIs(t, c.ReadPages(t.Context(), id.Transfer{1}, Secret{3}, kvtest.Refs(s.Extents()), nil), ErrRefused)
+		assert.ErrorIs(t, c.ReadPages(t.Context(), id.Transfer{1}, Secret{3}, kvtest.Refs(s.Extents()), into), ErrRefused)
 	}
 	cancel()
 	assert.NoError(t, <-done)

@@ -62,7 +62,7 @@ func TestTLSRefusesStrangers(t *testing.T) {
 		r, err := fabric.Dial(addr, c)
 		assert.NoError(t, err)
 		defer r.Close()
-		err = r.ReadPages(t.Context(), [16]byte{}, fabric.Secret{}, make([]fabric.PageRef, 1), func(int) []byte { return nil })
+		err = r.ReadPages(t.Context(), [16]byte{}, fabric.Secret{}, make([]fabric.PageRef, 1), fabrictest.Memory{{0}})
 		if err == nil {
 			t.Fatal("served a stranger")
 		}

@@ -36,8 +36,9 @@
 //  2. the manifest is canonical, whole and no longer      bad_manifest
 //  3. each field that both know is equal                  wrong_*, coverage
 //  4. only now pages are granted, scrubbed                exhausted
-//  5. the pages are read over the fabric                  fabric, generation
-//  6. kv.Landing.Commit digests each page and counts      digest, coverage
+//  5. the pages are read over the fabric, and digested    fabric, generation
+//     as they are stored
+//  6. kv.Landing.Commit compares the digests and counts   digest, coverage
 //     the written positions
 //
 // Canceling is possible at any time (canceled). A transfer is pulled at most

@@ -172,7 +172,7 @@ func TestFabricFaults(t *testing.T) {
 	}{
 		{"flip bit", fabrictest.FlipBit, Digest},
 		{"short read", fabrictest.ShortRead, Digest},
-		{"skip page", fabrictest.SkipPage, Digest},
+		{"skip page", fabrictest.SkipPage, Coverage},
 		{"swap pages", fabrictest.SwapPages, Digest},
 		{"wrong page", fabrictest.WrongPage, Digest},
 		{"stale generation", fabrictest.StaleGeneration, Generation},

@@ -138,8 +138,9 @@ func (in *Inbound) verify(ctx context.Context, encoding []byte) (*Committed, *Re
 	if err := in.landing.Grant(len(m.Sums)); err != nil {
 		return nil, refuse(grantReason(err), err)
 	}
-	if err := in.landing.Receive(func(land func(i int) []byte) error {
-		return in.from.ReadPages(ctx, m.Transfer, m.Secret, m.refs(), land)
+	refs := m.refs()
+	if err := in.landing.Receive(m.key(), refs, func(into *kv.Intake) error {
+		return in.from.ReadPages(ctx, m.Transfer, m.Secret, refs, into)
 	}); err != nil {
 		return nil, refuse(readReason(ctx, err), err)
 	}
@@ -166,6 +167,8 @@ func readReason(ctx context.Context, err error) Reason {
 		return Canceled // kv.ErrStale is our landing, fabric.ErrStale their pages
 	case errors.Is(err, fabric.ErrStale):
 		return Generation
+	case errors.Is(err, kv.ErrCoverage):
+		return Coverage // the fabric says that all is well, and left pages out
 	}
 	return Fabric
 }

@@ -208,7 +208,7 @@ func (m *Manifest) key() kv.DigestKey {
 func (m *Manifest) claim() kv.Claim {
 	c := kv.Claim{Tokens: int(m.Tokens), Key: m.key(), Pages: make([]kv.PageClaim, len(m.Sums))}
 	for i, r := range m.refs() {
-		c.Pages[i] = kv.PageClaim{Generation: r.Generation, Sum: m.Sums[i]}
+		c.Pages[i] = kv.PageClaim{From: r, Sum: m.Sums[i]}
 	}
 	return c
 }

@@ -101,14 +101,7 @@ func life(t *testing.T, p *kv.Pool, g kv.Geometry, owner id.Owner, mark byte, rn
 	if rng.IntN(3) == 0 {
 		racing.Go(l.Abort)
 	}
-	err = l.Receive(func(land func(int) []byte) error {
-		for i, r := range kvtest.Refs(s.Extents()) {
-			if err := s.View(r, func(page []byte) error { copy(land(i), page); return nil }); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	err = kvtest.Land(s, l, nil)
 	if err == nil {
 		if seq, err := l.Commit(kvtest.Claim(t, s, key)); err == nil {
 			seq.Release()

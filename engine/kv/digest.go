@@ -5,6 +5,7 @@ import (
 	"crypto/cipher"
 	"encoding/binary"
 	"fmt"
+	"io"
 )
 
 // DigestAlg names a way to digest pages.
@@ -61,4 +62,18 @@ func (d digester) sum(i int, generation uint64, page []byte) (s Sum) {
 	binary.LittleEndian.PutUint64(nonce[4:], generation)
 	d.gcm.Seal(s[:0], nonce[:], nil, page)
 	return s
+}
+
+// copySum copies a page and digests the copy, which nobody else writes.
+func (d digester) copySum(dst, src []byte, i int, generation uint64) Sum {
+	copy(dst, src)
+	return d.sum(i, generation, dst)
+}
+
+// readSum fills a page from a stream and digests it.
+func (d digester) readSum(dst []byte, from io.Reader, i int, generation uint64) (Sum, error) {
+	if _, err := io.ReadFull(from, dst); err != nil {
+		return Sum{}, fmt.Errorf("read a page: %w", err)
+	}
+	return d.sum(i, generation, dst), nil
 }

@@ -26,9 +26,11 @@
 //     pos at most Len, and Len grows by a commit and by own writes only;
 //   - a decode sequence without proof: the one way from Landing to Sequence is
 //     Landing.Commit, and Commit is the verification, not a flag set after it.
-//     It digests the landed pages itself, with the same code the prefill leg
-//     used, and counts the positions that it finds written. There is no
-//     "verified" value that somebody could make up, keep or pass on. What the
+//     Bytes get into landed pages through an Intake only, which digests them as
+//     it stores them, with the same code the prefill leg used; Commit compares
+//     those digests with the claim and counts the positions that it finds
+//     written. There is no "verified" value that somebody could make up, keep or
+//     pass on. What the
 //     claim is compared with comes from package handoff, which first checks the
 //     manifest against what the gateway announced; a test there fails if any
 //     other package commits.

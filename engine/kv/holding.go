@@ -39,6 +39,8 @@ type holding struct {
 	busy    bool      // a receive or a commit is at work outside the lock
 	granted int       // leading pages of refs whose grant is complete
 	decode  bool      // seal each page as soon as it is full
+	landed  []landed  // the first pages of refs, while they are a landing
+	key     DigestKey // under which they were digested
 }
 
 // handle is the common part of the exported handles.

@@ -1,8 +1,9 @@
 package kv_test
 
 import (
+	"bytes"
 	"errors"
-	"runtime"
+	"io"
 	"testing"
 
 	"bulkhead.dev/engine/kv"
@@ -24,7 +25,7 @@ func landing(t *testing.T, p *kv.Pool, owner id.Owner, credits, grant int) *kv.L
 	return l
 }
 
-var key = kv.DigestKey{Alg: kv.GMAC, Secret: [32]byte{9}}
+var key = kvtest.Key
 
 // Every way in which landed pages can differ from the claim, and the claim from
 // the pages. Each must be refused and must give everything back.
@@ -46,7 +47,8 @@ func TestCommitRefuses(t *testing.T) {
 				p[0][i], p[1][i] = p[1][i], p[0][i]
 			}
 		}},
-		{name: "other generation", want: kv.ErrDigest, claim: func(c *kv.Claim) { c.Pages[0].Generation++ }},
+		{name: "other generation", want: kv.ErrCoverage, claim: func(c *kv.Claim) { c.Pages[0].From.Generation++ }},
+		{name: "other page", want: kv.ErrCoverage, claim: func(c *kv.Claim) { c.Pages[2].From.Index++ }},
 		{name: "other key", want: kv.ErrDigest, claim: func(c *kv.Claim) { c.Key.Secret[0]++ }},
 		{name: "other algorithm", want: kv.ErrDigest, claim: func(c *kv.Claim) { c.Key.Alg++ }},
 		{name: "one position fewer", want: kv.ErrCoverage, claim: func(c *kv.Claim) { c.Tokens-- }},
@@ -54,7 +56,7 @@ func TestCommitRefuses(t *testing.T) {
 		{name: "one page of positions more", want: kv.ErrCoverage, claim: func(c *kv.Claim) { c.Tokens += 16 }},
 		{name: "no positions", want: kv.ErrCoverage, claim: func(c *kv.Claim) { c.Tokens = 0 }},
 		{name: "one page claimed too few", want: kv.ErrCoverage, claim: func(c *kv.Claim) { c.Pages = c.Pages[:2] }},
-		{name: "one page granted too many", want: kv.ErrCoverage, grant: 4},
+		{name: "a page granted that never landed", want: kv.ErrCoverage, grant: 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -62,13 +64,10 @@ func TestCommitRefuses(t *testing.T) {
 			to := kvtest.Pool(t, kv.Config{})
 			s := kvtest.Sealed(t, from, alice, tokens, 1)
 			defer s.Release()
-			l := landing(t, to, alice, 5, max(3, tc.grant))
-			kvtest.Copy(t, s, l)
-			if tc.landed != nil {
-				assert.NoError(t, l.Receive(func(land func(int) []byte) error {
-					tc.landed([][]byte{land(0), land(1), land(2)})
-					return nil
-				}))
+			l := landing(t, to, alice, 5, 3)
+			assert.NoError(t, kvtest.Land(s, l, tc.landed))
+			if tc.grant > 0 {
+				assert.NoError(t, l.Grant(tc.grant))
 			}
 			c := kvtest.Claim(t, s, key)
 			if tc.claim != nil {
@@ -130,28 +129,102 @@ func TestReceiveHoldsThePages(t *testing.T) {
 	t.Parallel()
 	p := kvtest.Pool(t, kv.Config{Pages: 4})
 	l := landing(t, p, alice, 4, 3)
-	var kept func(int) []byte
+	var kept *kv.Intake
 	broken := errors.New("broken")
-	assert.ErrorIs(t, l.Receive(func(land func(int) []byte) error {
-		kept = land
-		assert.True(t, land(3) == nil)
-		assert.True(t, land(-1) == nil)
-		assert.Equal(t, len(land(2)), p.Geometry().PageBytes())
-		assert.Equal(t, cap(land(2)), p.Geometry().PageBytes())
+	from := []kv.PageRef{{Index: 7, Generation: 1}, {Index: 8, Generation: 1}, {Index: 9, Generation: 2}}
+	page := make([]byte, p.Geometry().PageBytes())
+	assert.ErrorIs(t, l.Receive(key, from, func(in *kv.Intake) error {
+		kept = in
+		assert.Equal(t, in.PageBytes(), len(page))
 		_, err := l.Commit(kv.Claim{Tokens: 48, Key: key, Pages: make([]kv.PageClaim, 3)})
 		assert.ErrorIs(t, err, kv.ErrOpen)
-		assert.ErrorIs(t, l.Receive(nil), kv.ErrOpen)
+		assert.ErrorIs(t, l.Receive(key, from, nil), kv.ErrOpen)
 		assert.ErrorIs(t, l.Grant(1), kv.ErrOpen)
 		l.Abort()
 		assert.Equal(t, p.Stats().Quarantined, 3)
 		assert.Equal(t, p.Page(0).Reason, kv.WriterOpen)
 		return broken
 	}), broken)
-	assert.True(t, kept(0) == nil)
+	assert.ErrorIs(t, kept.Copy(0, page), kv.ErrStale)
+	assert.ErrorIs(t, kept.Read(0, bytes.NewReader(page)), kv.ErrStale)
 	assert.Equal(t, p.Stats().Free, 4)
-	assert.ErrorIs(t, l.Receive(nil), kv.ErrStale)
+	assert.ErrorIs(t, l.Receive(key, from, nil), kv.ErrStale)
 	_, err := l.Commit(kv.Claim{})
 	assert.ErrorIs(t, err, kv.ErrStale)
+}
+
+// What an intake does not take, and that it then has taken nothing.
+func TestIntakeRefuses(t *testing.T) {
+	t.Parallel()
+	p := kvtest.Pool(t, kv.Config{})
+	s := kvtest.Sealed(t, p, alice, 40, 1)
+	defer s.Release()
+	l := landing(t, p, alice, 4, 3)
+	refs := kvtest.Refs(s.Extents())
+	size := p.Geometry().PageBytes()
+	page := bytes.Repeat([]byte{7}, size)
+
+	assert.ErrorIs(t, l.Receive(kv.DigestKey{Alg: 99}, refs, nil), kv.ErrDigest)
+	for _, from := range [][]kv.PageRef{nil, refs[:2], append(refs[:3:3], refs[0])} {
+		assert.ErrorIs(t, l.Receive(key, from, nil), kv.ErrRange)
+	}
+	// One page is missing, and read does not say so.
+	assert.ErrorIs(t, l.Receive(key, refs, func(in *kv.Intake) error {
+		assert.NoError(t, in.Copy(0, page))
+		assert.NoError(t, in.Read(2, bytes.NewReader(page)))
+		assert.ErrorIs(t, in.Copy(0, page), kv.ErrRange) // twice
+		assert.ErrorIs(t, in.Copy(3, page), kv.ErrRange)
+		assert.ErrorIs(t, in.Copy(-1, page), kv.ErrRange)
+		assert.ErrorIs(t, in.Copy(1, page[1:]), kv.ErrRange)
+		assert.ErrorIs(t, in.Copy(1, append(page, 0)), kv.ErrRange)
+		assert.ErrorIs(t, in.Read(1, bytes.NewReader(page[1:])), io.ErrUnexpectedEOF)
+		return nil
+	}), kv.ErrCoverage)
+	// It can be done again, and what counts is the last time.
+	kvtest.Copy(t, s, l)
+	seq, err := l.Commit(kvtest.Claim(t, s, key))
+	assert.NoError(t, err)
+	seq.Release()
+}
+
+// Pages may come in several rounds, under one key.
+func TestReceiveInRounds(t *testing.T) {
+	t.Parallel()
+	p := kvtest.Pool(t, kv.Config{})
+	s := kvtest.Sealed(t, p, alice, 60, 1)
+	defer s.Release()
+	refs := kvtest.Refs(s.Extents())
+	claim := kvtest.Claim(t, s, key)
+	round := func(l *kv.Landing, k kv.DigestKey, from []kv.PageRef) error {
+		return l.Receive(k, from, func(in *kv.Intake) error {
+			for i, r := range from {
+				if err := s.View(r, func(page []byte) error { return in.Read(i, bytes.NewReader(page)) }); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	l := landing(t, p, alice, 4, 2)
+	assert.NoError(t, round(l, key, refs[:2]))
+	assert.ErrorIs(t, round(l, key, refs[2:3]), kv.ErrRange) // nothing is granted for it
+	assert.NoError(t, l.Grant(1))
+	other := key
+	other.Secret[3]++
+	assert.ErrorIs(t, round(l, other, refs[2:3]), kv.ErrDigest)
+	assert.NoError(t, round(l, key, refs[2:3]))
+	assert.NoError(t, l.Grant(1))
+	assert.NoError(t, round(l, key, refs[3:]))
+	seq, err := l.Commit(claim)
+	assert.NoError(t, err)
+	assert.Equal(t, seq.Len(), 60)
+	seq.Release()
+
+	// Not before the last.
+	l = landing(t, p, alice, 4, 3)
+	assert.NoError(t, round(l, key, refs[:3]))
+	_, err = l.Commit(claim)
+	assert.ErrorIs(t, err, kv.ErrCoverage)
 }
 
 // Pages that a sender made up at will, with digests that match.
@@ -185,15 +258,13 @@ func TestCommitRefusesMadeUpPages(t *testing.T) {
 			s := kvtest.Sealed(t, p, alice, 20, 1)
 			defer s.Release()
 			l := landing(t, p, alice, 2, 2)
-			kvtest.Copy(t, s, l)
 			c := kv.Claim{Tokens: tc.tokens, Key: key}
-			assert.NoError(t, l.Receive(func(land func(int) []byte) error {
-				pages := [][]byte{land(0), land(1)}
+			assert.NoError(t, kvtest.Land(s, l, func(pages [][]byte) {
 				tc.make(pages)
 				for i, page := range pages {
-					c.Pages = append(c.Pages, kv.PageClaim{Generation: 1, Sum: kv.SumOf(key, i, 1, page)})
+					from := kvtest.Refs(s.Extents())[i]
+					c.Pages = append(c.Pages, kv.PageClaim{From: from, Sum: kv.SumOf(key, i, from.Generation, page)})
 				}
-				return nil
 			}))
 			seq, err := l.Commit(c)
 			if tc.want != nil {
@@ -206,39 +277,45 @@ func TestCommitRefusesMadeUpPages(t *testing.T) {
 	}
 }
 
-// Between the verification and the commit nothing can write: a receive, or a
-// second commit, that comes meanwhile is refused.
-func TestCommitIsExclusive(t *testing.T) {
+// While pages are being taken in, and after they were, nobody else can take
+// any in: a commit is of what was digested.
+func TestIntakeIsExclusive(t *testing.T) {
 	t.Parallel()
-	// Big enough that verifying takes a while.
-	g := kv.Geometry{Layers: 64, KVHeads: 8, HeadDim: 64, PageTokens: 16, DType: kv.F32, Layout: 1}
-	p := kvtest.Pool(t, kv.Config{Pages: 8, Geometry: g})
+	p := kvtest.Pool(t, kv.Config{})
 	s := kvtest.Sealed(t, p, alice, 64, 1)
 	defer s.Release()
 	l := landing(t, p, alice, 4, 4)
+	refs := kvtest.Refs(s.Extents())
+	var late *kv.Intake
+	started, release := make(chan struct{}), make(chan struct{})
+	stored := make(chan error)
+	assert.ErrorIs(t, l.Receive(key, refs, func(in *kv.Intake) error {
+		late = in
+		// A reader that forgot a goroutine: Receive waits for its store.
+		go func() { stored <- in.Read(0, gated{started, release}) }()
+		<-started
+		go func() { close(release) }()
+		return nil
+	}), kv.ErrCoverage)
+	assert.ErrorIs(t, <-stored, errGated)
 	kvtest.Copy(t, s, l)
-	c := kvtest.Claim(t, s, key)
-	first := l.Extents()[0].First
-	done := make(chan struct{})
-	tried := make(chan error)
-	go func() {
-		for p.Page(first).Readers == 0 {
-			select {
-			case <-done:
-				tried <- errors.New("commit was over before it was seen")
-				return
-			default:
-				runtime.Gosched()
-			}
-		}
-		tried <- l.Receive(func(land func(int) []byte) error { land(0)[0] ^= 1; return nil })
-	}()
-	seq, err := l.Commit(c)
-	close(done)
-	assert.True(t, <-tried != nil)
+	assert.ErrorIs(t, late.Copy(0, make([]byte, p.Geometry().PageBytes())), kv.ErrStale)
+	assert.ErrorIs(t, l.Receive(key, refs, nil), kv.ErrRange)
+	seq, err := l.Commit(kvtest.Claim(t, s, key))
 	assert.NoError(t, err)
 	b, err := seq.TokenBytes(0, nil)
 	assert.NoError(t, err)
-	assert.True(t, string(b) == string(kvtest.Token(g, 1, 0)))
+	assert.True(t, string(b) == string(kvtest.Token(p.Geometry(), 1, 0)))
 	seq.Release()
+}
+
+var errGated = errors.New("gated")
+
+// gated is a stream that says when it is read, and fails when it is told.
+type gated struct{ started, release chan struct{} }
+
+func (g gated) Read([]byte) (int, error) {
+	close(g.started)
+	<-g.release
+	return 0, errGated
 }

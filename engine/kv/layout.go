@@ -1,24 +1,36 @@
 package kv
 
-import "bytes"
-
-// zeroTail wipes the slots of a page from position used on, in every layer, and
-// the padding.
-func (g Geometry) zeroTail(page []byte, used int) {
+// tail calls f with every run of bytes that belongs to the slots of a page from
+// position used on, in every layer, and with the padding, until f says no.
+func (g Geometry) tail(page []byte, used int, f func(run []byte) bool) bool {
 	w := g.DType.Bytes()
 	if used < g.PageTokens {
 		for l := range g.Layers {
 			for h := range g.KVHeads {
 				for d := range g.HeadDim {
 					at := g.KIndex(l, h, d, used)
-					clear(page[at*w : (at+g.PageTokens-used)*w])
+					if !f(page[at*w : (at+g.PageTokens-used)*w]) {
+						return false
+					}
 				}
 				at := g.VIndex(l, h, used, 0)
-				clear(page[at*w : (at+(g.PageTokens-used)*g.HeadDim)*w])
+				if !f(page[at*w : (at+(g.PageTokens-used)*g.HeadDim)*w]) {
+					return false
+				}
 			}
 		}
 	}
-	clear(page[g.Layers*g.LayerElems()*w:])
+	return f(page[g.Layers*g.LayerElems()*w:])
+}
+
+// zeroTail wipes the slots of a page from position used on.
+func (g Geometry) zeroTail(page []byte, used int) {
+	g.tail(page, used, func(run []byte) bool { clear(run); return true })
+}
+
+// tailClear reports whether all slots of a page from used on are zero.
+func (g Geometry) tailClear(page []byte, used int) bool {
+	return g.tail(page, used, func(run []byte) bool { return uniform(run, 0) })
 }
 
 // appendToken appends the keys and values of one slot: for each layer the keys
@@ -78,13 +90,6 @@ func (g Geometry) coverage(pages int, page func(i int) []byte) int {
 		}
 	}
 	return pages * g.PageTokens
-}
-
-// tailClear reports whether all slots of a page from used on are zero.
-func (g Geometry) tailClear(page []byte, used int) bool {
-	want := bytes.Clone(page)
-	g.zeroTail(want, used)
-	return bytes.Equal(page, want)
 }
 
 func uniform(b []byte, v byte) bool {

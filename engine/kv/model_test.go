@@ -425,9 +425,12 @@ func (m *model) handOver(rt *rapid.T) {
 	m.handles = append(m.handles, h)
 	m.granted(rt, h, before, len(from.pages), l.Extents(), err)
 	m.check(rt)
-	kvtest.Copy(m.t, from.sealed, l)
-	if flip {
-		_ = l.Receive(func(land func(int) []byte) error { land(0)[1] ^= 1; return nil })
+	if err := kvtest.Land(from.sealed, l, func(pages [][]byte) {
+		if flip {
+			pages[0][1] ^= 1
+		}
+	}); err != nil {
+		rt.Fatal(err)
 	}
 	if abort {
 		l.Abort()

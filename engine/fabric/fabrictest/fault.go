@@ -19,7 +19,7 @@ const (
 	None Fault = iota
 	// FlipBit changes one bit of the last page.
 	FlipBit
-	// ShortRead leaves the second half of the last page as it was, and says
+	// ShortRead delivers the second half of the last page as zeros, and says
 	// nothing.
 	ShortRead
 	// SkipPage leaves the last page out, and says nothing.
@@ -48,13 +48,13 @@ type Faulty struct {
 }
 
 // ReadPages implements fabric.Reader.
-func (f Faulty) ReadPages(ctx context.Context, transfer id.Transfer, secret fabric.Secret, refs []fabric.PageRef, land func(i int) []byte) error {
+func (f Faulty) ReadPages(ctx context.Context, transfer id.Transfer, secret fabric.Secret, refs []fabric.PageRef, into fabric.Sink) error {
 	if f.Before != nil {
 		f.Before()
 	}
 	last := len(refs) - 1
 	sent := append([]fabric.PageRef(nil), refs...)
-	to := land
+	to := into
 	switch f.Fault {
 	case SkipPage:
 		sent = sent[:last]
@@ -70,26 +70,22 @@ func (f Faulty) ReadPages(ctx context.Context, transfer id.Transfer, secret fabr
 		secret[31] ^= 1
 	case WrongTransfer:
 		transfer[0] ^= 1
-	case ShortRead:
-		half := make([]byte, len(land(last)))
-		to = func(i int) []byte {
-			if i == last {
-				return half
+	case ShortRead, FlipBit:
+		to = Each{into, func(i int, page []byte) ([]byte, error) {
+			if i == last && f.Fault == FlipBit {
+				page[len(page)/2] ^= 0x10
+			} else if i == last {
+				clear(page[len(page)/2:])
 			}
-			return land(i)
-		}
-		defer func() { copy(land(last), half[:len(half)/2]) }()
+			return page, nil
+		}}
 	}
 	if len(sent) > 0 {
 		if err := f.Reader.ReadPages(ctx, transfer, secret, sent, to); err != nil {
 			return err
 		}
 	}
-	switch f.Fault {
-	case FlipBit:
-		page := land(last)
-		page[len(page)/2] ^= 0x10
-	case DieMidway:
+	if f.Fault == DieMidway {
 		return fmt.Errorf("%w: died midway", fabric.ErrBroken)
 	}
 	return nil

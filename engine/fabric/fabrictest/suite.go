@@ -3,6 +3,7 @@ package fabrictest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -23,13 +24,11 @@ type bench struct {
 	refs     []kv.PageRef
 	transfer id.Transfer
 	secret   fabric.Secret
-	memory   [][]byte
+	memory   Memory
 }
 
-func (b *bench) land(i int) []byte { return b.memory[i] }
-
 func (b *bench) read(t *testing.T, refs []kv.PageRef) error {
-	return b.reader.ReadPages(t.Context(), b.transfer, b.secret, refs, b.land)
+	return b.reader.ReadPages(t.Context(), b.transfer, b.secret, refs, b.memory)
 }
 
 // want checks that page i of the memory holds what the pool has under refs[i].
@@ -57,9 +56,7 @@ func Suite(t *testing.T, connect func(t *testing.T, s *fabric.Server) fabric.Rea
 		b.sealed = kvtest.Sealed(t, b.pool, kvtest.Owner(1), tokens, 7)
 		t.Cleanup(b.sealed.Release)
 		b.refs = kvtest.Refs(b.sealed.Extents())
-		for range b.refs {
-			b.memory = append(b.memory, make([]byte, b.pool.Geometry().PageBytes()))
-		}
+		b.memory = NewMemory(len(b.refs), b.pool.Geometry().PageBytes())
 		assert.NoError(t, b.server.Open(b.transfer, b.secret, b.sealed))
 		b.reader = connect(t, b.server)
 		return b
@@ -95,7 +92,7 @@ func Suite(t *testing.T, connect func(t *testing.T, s *fabric.Server) fabric.Rea
 		} {
 			transfer, secret, refs := b.transfer, b.secret, append([]kv.PageRef(nil), b.refs...)
 			f(&transfer, &secret, refs)
-			err := b.reader.ReadPages(t.Context(), transfer, secret, refs, b.land)
+			err := b.reader.ReadPages(t.Context(), transfer, secret, refs, b.memory)
 			if err == nil {
 				t.Errorf("%s: served", name)
 				continue
@@ -137,30 +134,45 @@ func Suite(t *testing.T, connect func(t *testing.T, s *fabric.Server) fabric.Rea
 
 	t.Run("refuses memory that does not fit", func(t *testing.T) {
 		b := setup(t, 20)
-		size := len(b.memory[1])
-		for _, m := range [][]byte{nil, make([]byte, size-1), make([]byte, size+1)} {
-			b.memory[1] = m
+		size := b.memory.PageBytes()
+		good := b.memory
+		for _, n := range []int{0, size - 1, size + 1} {
+			b.memory = NewMemory(len(b.refs), n)
 			assert.ErrorIs(t, b.read(t, b.refs), fabric.ErrProtocol)
 		}
-		b.memory[1] = make([]byte, size)
+		b.memory = good
 		assert.NoError(t, b.read(t, b.refs))
+	})
+
+	t.Run("passes on that the sink wants no more", func(t *testing.T) {
+		b := setup(t, 60)
+		enough := errors.New("enough")
+		err := b.reader.ReadPages(t.Context(), b.transfer, b.secret, b.refs, Each{b.memory, func(i int, page []byte) ([]byte, error) {
+			if i == 2 {
+				return nil, enough
+			}
+			return page, nil
+		}})
+		assert.ErrorIs(t, err, enough)
+		assert.NoError(t, b.read(t, b.refs))
+		b.want(t, b.refs)
 	})
 
 	t.Run("ends with its context", func(t *testing.T) {
 		b := setup(t, 600)
 		ctx, cancel := context.WithCancel(t.Context())
-		err := b.reader.ReadPages(ctx, b.transfer, b.secret, b.refs, func(i int) []byte {
+		err := b.reader.ReadPages(ctx, b.transfer, b.secret, b.refs, Each{b.memory, func(i int, page []byte) ([]byte, error) {
 			if i == 3 {
 				cancel()
 			}
-			return b.memory[i]
-		})
+			return page, nil
+		}})
 		// All of it may have been under way already; what is not allowed is
 		// another error.
 		if err != nil {
 			assert.ErrorIs(t, err, context.Canceled)
 		}
-		assert.ErrorIs(t, b.reader.ReadPages(ctx, b.transfer, b.secret, b.refs, b.land), context.Canceled)
+		assert.ErrorIs(t, b.reader.ReadPages(ctx, b.transfer, b.secret, b.refs, b.memory), context.Canceled)
 		assert.NoError(t, b.read(t, b.refs))
 		b.want(t, b.refs)
 	})
@@ -170,12 +182,9 @@ func Suite(t *testing.T, connect func(t *testing.T, s *fabric.Server) fabric.Rea
 		var wg sync.WaitGroup
 		for range 8 {
 			wg.Go(func() {
-				memory := make([][]byte, len(b.refs))
+				memory := NewMemory(len(b.refs), b.pool.Geometry().PageBytes())
 				for range 20 {
-					err := b.reader.ReadPages(t.Context(), b.transfer, b.secret, b.refs, func(i int) []byte {
-						memory[i] = make([]byte, b.pool.Geometry().PageBytes())
-						return memory[i]
-					})
+					err := b.reader.ReadPages(t.Context(), b.transfer, b.secret, b.refs, memory)
 					if err != nil {
 						t.Error(err)
 						return

@@ -4,6 +4,7 @@
 package kvtest
 
 import (
+	"bytes"
 	"encoding/binary"
 	"testing"
 	"unsafe"
@@ -140,7 +141,7 @@ func Claim(t testing.TB, s *kv.Sealed, key kv.DigestKey) kv.Claim {
 	assert.NoError(t, err)
 	c := kv.Claim{Tokens: s.Tokens(), Key: key}
 	for i, r := range Refs(s.Extents()) {
-		c.Pages = append(c.Pages, kv.PageClaim{Generation: r.Generation, Sum: sums[i]})
+		c.Pages = append(c.Pages, kv.PageClaim{From: r, Sum: sums[i]})
 	}
 	return c
 }
@@ -155,17 +156,35 @@ func Refs(extents []kv.Extent) (refs []kv.PageRef) {
 	return refs
 }
 
-// Copy reads sealed pages into a landing, as a fabric would.
+// Key is the digest key that Copy and Sequence use.
+var Key = kv.DigestKey{Alg: kv.GMAC, Secret: [32]byte{42}}
+
+// Copy reads sealed pages into a landing, as a fabric would, under Key.
 func Copy(t testing.TB, from *kv.Sealed, to *kv.Landing) {
 	t.Helper()
-	assert.NoError(t, to.Receive(func(land func(i int) []byte) error {
-		for i, r := range Refs(from.Extents()) {
-			if err := from.View(r, func(page []byte) error { copy(land(i), page); return nil }); err != nil {
+	assert.NoError(t, Land(from, to, nil))
+}
+
+// Land is Copy of pages that may be changed on the way.
+func Land(from *kv.Sealed, to *kv.Landing, change func(pages [][]byte)) error {
+	refs := Refs(from.Extents())
+	pages := make([][]byte, len(refs))
+	for i, r := range refs {
+		if err := from.View(r, func(page []byte) error { pages[i] = bytes.Clone(page); return nil }); err != nil {
+			return err
+		}
+	}
+	if change != nil {
+		change(pages)
+	}
+	return to.Receive(Key, refs, func(in *kv.Intake) error {
+		for i, page := range pages {
+			if err := in.Copy(i, page); err != nil {
 				return err
 			}
 		}
 		return nil
-	}))
+	})
 }
 
 // Sequence hands sealed pages over within one process: lands, copies, commits.
@@ -178,7 +197,7 @@ func Sequence(t testing.TB, from *kv.Sealed, to *kv.Pool, credits int) *kv.Seque
 	assert.NoError(t, err)
 	assert.NoError(t, l.Grant(from.Pages()))
 	Copy(t, from, l)
-	s, err := l.Commit(Claim(t, from, kv.DigestKey{Alg: kv.GMAC, Secret: [32]byte{42}}))
+	s, err := l.Commit(Claim(t, from, Key))
 	assert.NoError(t, err)
 	return s
 }
