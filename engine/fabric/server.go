@@ -62,6 +62,17 @@ func (s *Server) Open(transfer id.Transfer, secret Secret, sealed *kv.Sealed) er
 	return nil
 }
 
+// Extend puts more pages on an open offer: sealed has those of before, too. The
+// caller keeps all handles and releases them after Withdraw. Extending what is
+// not open does nothing.
+func (s *Server) Extend(transfer id.Transfer, sealed *kv.Sealed) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o, ok := s.offers[transfer]; ok {
+		s.offers[transfer] = offer{o.secret, sealed}
+	}
+}
+
 // Withdraw ends an offer. Reads of single pages that are in flight end by
 // themselves and hold those pages meanwhile. Withdrawing what is not open does
 // nothing.

@@ -8,13 +8,16 @@
 //
 // # The prefill leg: Offer
 //
-//	*kv.Sealed ──NewOffer──► open ──Ack(root)──► released
-//	                          │                    ▲
-//	                          └──Abort─────────────┘
+//	NewOffer ──► new ──Preview, Complete──► open ──Ack(root)──► closed
+//	              │                        │  ▲ │                 ▲
+//	              │ Abort           Preview, Complete             │
+//	              │                             │ Abort           │
+//	              └─────────────────────────────┴─────────────────┘
 //
-// NewOffer takes the sealed pages over, also if it fails. It digests them under
-// a fresh key, opens them at the page server under a fresh secret, and writes
-// both into the manifest, which goes to the decode worker alone. The pages stay
+// Preview and Complete take sealed pages over, also if they fail. They digest
+// them under a key and open them at the page server under a secret, both fresh
+// for each offer, which previews and manifest carry to the decode worker alone.
+// The pages stay
 // until the other leg has acknowledged the same root, or until the call that
 // carried the manifest has failed for certain; a bare timeout is neither. That
 // Abort is safe at any time comes from package kv: a page that the server is
@@ -22,6 +25,8 @@
 //
 // # The decode leg: Receiver, Inbound, Committed
 //
+//	              ┌──Preview, pulled─┐
+//	              ▼                  │
 //	Expect ──► expected ──Pull──► pulling ──verified──► committed ──Sequence──► taken
 //	              │                  │                      │
 //	              │ Close            │ any failure, Close   │ Close
@@ -34,12 +39,18 @@
 //
 //  1. the transfer is expected and was never pulled       wrong_transfer, replay
 //  2. the manifest is canonical, whole and no longer      bad_manifest
-//  3. each field that both know is equal                  wrong_*, coverage
+//  3. each field that both know is equal, and the pages   wrong_*, coverage
+//     that came early are those of the manifest
 //  4. only now pages are granted, scrubbed                exhausted
 //  5. the pages are read over the fabric, and digested    fabric, generation
 //     as they are stored
 //  6. kv.Landing.Commit compares the digests and counts   digest, coverage
 //     the written positions
+//
+// From version 2 on, pages can come early: while the prompt is computed, previews
+// name the pages that are finished, and each goes through steps 1 to 5. Until
+// the manifest has come and all pages were verified, those of before and the
+// rest alike, nothing is committed. A preview that is refused ends the transfer.
 //
 // Canceling is possible at any time (canceled). A transfer is pulled at most
 // once, whatever came of it. Until step 6 the pages are a kv.Landing, which no
@@ -50,7 +61,14 @@
 //	credits    the caller until Expect, then the Inbound
 //	landing    the Inbound; aborted by every refusal and by Close
 //	sequence   the Committed until Sequence is called, then its caller
-//	sealed     the Offer from NewOffer on
+//	sealed     the Offer from Preview or Complete on
+//
+// # Versions
+//
+// Workers register the versions that they speak, the gateway pairs legs that have
+// one in common and tells both the best of those. An encoding names its version;
+// one that was not agreed on is refused. So a fleet can be upgraded worker by
+// worker, in any order.
 //
 // # What is not proven
 //

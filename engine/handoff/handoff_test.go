@@ -72,6 +72,9 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		want   Reason
 		late   bool // found out after pages were granted
 	}{
+		{"Version", func(m *Manifest) { m.Version = Whole }, WrongVersion, false},
+		{"Version", func(m *Manifest) { m.Version = 3 }, BadManifest, false},
+		{"Preview", func(m *Manifest) { m.Preview = true }, BadManifest, false},
 		{"Request", func(m *Manifest) { m.Request[15] ^= 1 }, WrongRequest, false},
 		{"Transfer", func(m *Manifest) { m.Transfer[15] ^= 1 }, WrongTransfer, false},
 		{"Nonce", func(m *Manifest) { m.Nonce[15] ^= 1 }, WrongNonce, false},
@@ -208,7 +211,7 @@ func TestSourceGrantedAgain(t *testing.T) {
 		b.expect(t)
 		m, err := DecodeManifest(o.Manifest())
 		assert.NoError(t, err)
-		o.sealed.Release() // a bug: before the acknowledgment
+		o.sealed[0].Release() // a bug: before the acknowledgment
 		thief := kvtest.Sealed(t, b.prefill, b.want.Owner, 60, b.seed+1)
 		defer thief.Release()
 		assert.Equal(t, thief.Extents()[0].First, m.Extents[0].First)
@@ -241,8 +244,8 @@ func TestLyingPrefillIsCounted(t *testing.T) {
 		table.Close()
 		sealed, err := f.Seal(60)
 		assert.NoError(t, err)
-		o, err := NewOffer(b.server, sealed, b.meta)
-		assert.NoError(t, err)
+		o := NewOffer(b.server, b.meta)
+		assert.NoError(t, o.Complete(sealed))
 		b.expect(t)
 		_, err = b.receiver.Pull(t.Context(), b.want.Transfer, o.Manifest())
 		assert.Equal(t, reason(t, err), Coverage)
@@ -394,16 +397,20 @@ func TestOfferFails(t *testing.T) {
 	t.Parallel()
 	b := setup(t, 20)
 	o := b.offer(t)
-	_, err := NewOffer(b.server, kvtest.Sealed(t, b.prefill, b.want.Owner, 20, 1), b.meta)
-	assert.ErrorIs(t, err, fabric.ErrDuplicate)
+	second := NewOffer(b.server, b.meta)
+	assert.ErrorIs(t, second.Complete(kvtest.Sealed(t, b.prefill, b.want.Owner, 20, 1)), fabric.ErrDuplicate)
 	assert.Equal(t, b.prefill.Stats().Free, 30) // the second pages were released
 	assert.ErrorIs(t, o.Ack([32]byte{1}), ErrRoot)
 	assert.Equal(t, b.prefill.Stats().Free, 32)
 	o.Abort()
 	gone := kvtest.Sealed(t, b.prefill, b.want.Owner, 20, 1)
 	gone.Release()
-	_, err = NewOffer(b.server, gone, b.meta)
-	assert.ErrorIs(t, err, kv.ErrStale)
+	assert.ErrorIs(t, NewOffer(b.server, b.meta).Complete(gone), kv.ErrStale)
+	// Too late: it was withdrawn before it was complete.
+	late := NewOffer(b.server, b.meta)
+	late.Abort()
+	assert.ErrorIs(t, late.Complete(kvtest.Sealed(t, b.prefill, b.want.Owner, 20, 1)), ErrWithdrawn)
+	assert.Equal(t, b.prefill.Stats().Free, 32)
 }
 
 // Keys, secrets and sums of two offers of the same pages have nothing in

@@ -3,6 +3,7 @@ package handoff
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"bulkhead.dev/engine/fabric"
@@ -30,6 +31,7 @@ type Inbound struct {
 
 	mu      sync.Mutex
 	state   inboundState // under mu
+	early   *Manifest    // the last preview; the puller's while the state is pulling
 	closed  bool         // under mu
 	outcome *Committed   // under mu; set in state committed
 	refusal *Refusal     // under mu; set in state refused
@@ -91,19 +93,52 @@ func (in *Inbound) end(c *Committed, r *Refusal) {
 	close(in.done)
 }
 
-func (in *Inbound) pull(ctx context.Context, manifest []byte) ([32]byte, error) {
+// begin makes the caller the only one who pulls. The context ends with the
+// transfer.
+func (in *Inbound) begin(ctx context.Context) (context.Context, func(), *Refusal) {
 	in.mu.Lock()
+	defer in.mu.Unlock()
 	if in.closed || in.state != expected {
-		in.mu.Unlock()
-		return [32]byte{}, refuse(Replay, nil)
+		return nil, nil, refuse(Replay, nil)
 	}
 	in.state = pulling
-	in.mu.Unlock()
-
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(in.ctx, cancel)()
+	stop := context.AfterFunc(in.ctx, cancel)
+	return ctx, func() { stop(); cancel() }, nil
+}
 
+// preview pulls what a preview adds and then waits for the next, or for the
+// manifest.
+func (in *Inbound) preview(ctx context.Context, encoding []byte) error {
+	ctx, stop, refusal := in.begin(ctx)
+	if refusal != nil {
+		return refusal
+	}
+	defer stop()
+	m, refusal := in.check(encoding, true)
+	if refusal == nil {
+		refusal = in.land(ctx, m)
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if refusal == nil && in.closed {
+		refusal = refuse(Canceled, nil)
+	}
+	if refusal != nil {
+		in.receiver.forget(in.want.Transfer)
+		in.end(nil, refusal)
+		return refusal
+	}
+	in.state = expected
+	return nil
+}
+
+func (in *Inbound) pull(ctx context.Context, manifest []byte) ([32]byte, error) {
+	ctx, stop, refusal := in.begin(ctx)
+	if refusal != nil {
+		return [32]byte{}, refusal
+	}
+	defer stop()
 	c, refusal := in.verify(ctx, manifest)
 	return in.finish(c, refusal)
 }
@@ -126,30 +161,69 @@ func (in *Inbound) finish(c *Committed, refusal *Refusal) ([32]byte, error) {
 	return c.root, nil
 }
 
-// verify does steps 2 to 6 of the package comment.
-func (in *Inbound) verify(ctx context.Context, encoding []byte) (*Committed, *Refusal) {
+// check does steps 2 and 3 of the package comment.
+func (in *Inbound) check(encoding []byte, preview bool) (*Manifest, *Refusal) {
 	m, err := DecodeManifest(encoding)
 	if err != nil {
 		return nil, refuse(BadManifest, err)
 	}
+	if m.Preview != preview {
+		return nil, refuse(BadManifest, errors.New("a preview in place of a manifest, or the reverse"))
+	}
 	if r := in.receiver.refusal(m, in.want); r != nil {
 		return nil, r
 	}
-	if err := in.landing.Grant(len(m.Sums)); err != nil {
-		return nil, refuse(grantReason(err), err)
+	return m, nil
+}
+
+// land does steps 4 and 5 for the pages that were not pulled before.
+func (in *Inbound) land(ctx context.Context, m *Manifest) *Refusal {
+	refs, have := m.refs(), 0
+	if e := in.early; e != nil {
+		before := e.refs()
+		have = len(before)
+		// The digests under the key of the manifest would tell too, but later.
+		if m.Seed != e.Seed || m.Secret != e.Secret || len(refs) < have || !slices.Equal(refs[:have], before) {
+			return refuse(WrongPreview, nil)
+		}
+		if m.Preview && len(refs) == have {
+			return refuse(WrongPreview, errors.New("a preview that adds nothing"))
+		}
 	}
-	refs := m.refs()
+	in.early = m
+	if refs = refs[have:]; len(refs) == 0 {
+		return nil
+	}
+	if err := in.landing.Grant(len(refs)); err != nil {
+		return refuse(grantReason(err), err)
+	}
 	if err := in.landing.Receive(m.key(), refs, func(into *kv.Intake) error {
 		return in.from.ReadPages(ctx, m.Transfer, m.Secret, refs, into)
 	}); err != nil {
-		return nil, refuse(readReason(ctx, err), err)
+		return refuse(readReason(ctx, err), err)
+	}
+	return nil
+}
+
+// verify does steps 2 to 6 of the package comment.
+func (in *Inbound) verify(ctx context.Context, encoding []byte) (*Committed, *Refusal) {
+	m, refusal := in.check(encoding, false)
+	if refusal != nil {
+		return nil, refusal
+	}
+	early := 0
+	if in.early != nil {
+		early = len(in.early.refs())
+	}
+	if refusal := in.land(ctx, m); refusal != nil {
+		return nil, refusal
 	}
 	seq, err := in.landing.Commit(m.claim())
 	if err != nil {
 		return nil, refuse(commitReason(err), err)
 	}
 	return &Committed{
-		seq: seq, tokens: seq.Len(), root: Root(encoding), extents: seq.Extents(),
+		seq: seq, tokens: seq.Len(), root: Root(encoding), extents: seq.Extents(), early: early,
 		bytes: uint64(len(m.Sums)) * uint64(seq.Geometry().PageBytes()),
 	}, nil
 }
@@ -190,6 +264,7 @@ type Committed struct {
 	root    [32]byte
 	extents []kv.Extent
 	bytes   uint64
+	early   int
 
 	mu    sync.Mutex
 	seq   *kv.Sequence // under mu
@@ -227,6 +302,9 @@ func (c *Committed) Root() [32]byte { return c.root }
 
 // Extents returns the pages of this leg that hold the prompt.
 func (c *Committed) Extents() []kv.Extent { return c.extents }
+
+// Early returns how many pages were pulled before the prompt was complete.
+func (c *Committed) Early() int { return c.early }
 
 // Bytes returns the size of the pages that were read.
 func (c *Committed) Bytes() uint64 { return c.bytes }

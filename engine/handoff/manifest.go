@@ -6,17 +6,55 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"bulkhead.dev/engine/fabric"
 	"bulkhead.dev/engine/kv"
 	"bulkhead.dev/infra/id"
 )
 
+// Versions of the hand-off. A gateway picks one that both legs speak; see
+// Common.
+const (
+	// Whole pulls all pages when the prompt is complete.
+	Whole uint16 = 1
+	// Early lets finished pages be pulled while the rest is computed.
+	Early uint16 = 2
+)
+
+// Versions returns the versions that this build speaks up to the given one,
+// the best first; 0 is no limit.
+func Versions(limit uint16) []uint16 {
+	if limit == 0 || limit > Early {
+		limit = Early
+	}
+	var out []uint16
+	for v := limit; v >= Whole; v-- {
+		out = append(out, v)
+	}
+	return out
+}
+
+// Common returns the best version in both lists, 0 if there is none.
+func Common(a, b []uint16) (best uint16) {
+	for _, v := range a {
+		if v > best && slices.Contains(b, v) {
+			best = v
+		}
+	}
+	return best
+}
+
 // Manifest is what the prefill leg offers. It has one encoding: little endian,
 // fixed fields first, then the extents, then one digest for each page, in order
 // of position. Page i of n covers positions [16i, min(16i+16, Tokens)); it is
 // derived, so that no second, different statement of it exists.
+//
+// A preview is a manifest of the first pages only, all of them full and without
+// their digests; it says what can be pulled already.
 type Manifest struct {
+	Version      uint16
+	Preview      bool
 	Request      id.Request
 	Transfer     id.Transfer
 	Nonce        id.Nonce
@@ -39,10 +77,10 @@ type Manifest struct {
 }
 
 const (
-	manifestMagic   = "BHKM"
-	manifestVersion = 1
-	fixedBytes      = 4 + 2 + 2 + 7*16 + 3*32 + 4 + 32 + 32 + 4 + 4
-	extentBytes     = 4 + 4 + 8 + 4
+	manifestMagic = "BHKM"
+	previewMagic  = "BHKP"
+	fixedBytes    = 4 + 2 + 2 + 7*16 + 3*32 + 4 + 32 + 32 + 4 + 4
+	extentBytes   = 4 + 4 + 8 + 4
 
 	// maxTokens is above any context window (2M positions).
 	maxTokens = 1 << 21
@@ -60,8 +98,12 @@ var ErrManifest = errors.New("malformed manifest")
 func (m *Manifest) Encode() []byte {
 	b := make([]byte, 0, fixedBytes+len(m.Extents)*extentBytes+len(m.Sums)*kv.SumBytes)
 	le := binary.LittleEndian
-	b = append(b, manifestMagic...)
-	b = le.AppendUint16(b, manifestVersion)
+	if m.Preview {
+		b = append(b, previewMagic...)
+	} else {
+		b = append(b, manifestMagic...)
+	}
+	b = le.AppendUint16(b, m.Version)
 	b = le.AppendUint16(b, uint16(m.Alg))
 	b = append(b, m.Request[:]...)
 	b = append(b, m.Transfer[:]...)
@@ -94,22 +136,24 @@ func (m *Manifest) Encode() []byte {
 // the gateway compares.
 func Root(encoding []byte) [32]byte { return sha256.Sum256(encoding) }
 
-// DecodeManifest reads an encoding strictly: whole, of this version, no byte
-// more, and only the one encoding that Encode makes. Extents hold pages, do not
-// overlap, are joined where they could be, and hold exactly the pages that the
-// positions need; so do the digests. Every error is an ErrManifest.
+// DecodeManifest reads an encoding strictly: whole, of a version that this build
+// speaks, no byte more, and only the one encoding that Encode makes. Extents
+// hold pages, do not overlap, are joined where they could be, and hold exactly
+// the pages that the positions need; so do the digests, or there are none in a
+// preview. Every error is an ErrManifest.
 func DecodeManifest(b []byte) (*Manifest, error) {
 	if len(b) < fixedBytes || len(b) > MaxManifestBytes {
 		return nil, fmt.Errorf("%w: %d bytes", ErrManifest, len(b))
 	}
 	c := cursor{b}
-	if string(c.next(4)) != manifestMagic {
+	magic := string(c.next(4))
+	if magic != manifestMagic && magic != previewMagic {
 		return nil, fmt.Errorf("%w: not a manifest", ErrManifest)
 	}
-	if v := c.u16(); v != manifestVersion {
-		return nil, fmt.Errorf("%w: version %d, want %d", ErrManifest, v, manifestVersion)
+	m := &Manifest{Preview: magic == previewMagic, Version: c.u16(), Alg: kv.DigestAlg(c.u16())}
+	if m.Version < Whole || m.Version > Early || m.Preview && m.Version < Early {
+		return nil, fmt.Errorf("%w: version %d", ErrManifest, m.Version)
 	}
-	m := &Manifest{Alg: kv.DigestAlg(c.u16())}
 	for _, dst := range [][]byte{
 		m.Request[:], m.Transfer[:], m.Nonce[:], m.Owner[:], m.Lease[:], m.PrefillEpoch[:], m.DecodeEpoch[:],
 		m.Model[:], m.Geometry[:], m.TokenDigest[:],
@@ -126,8 +170,16 @@ func DecodeManifest(b []byte) (*Manifest, error) {
 	if m.Tokens < 1 || m.Tokens > maxTokens {
 		return nil, fmt.Errorf("%w: %d positions", ErrManifest, m.Tokens)
 	}
-	if want := int64(pagesFor(m.Tokens)); sums != want || extents < 1 || extents > want {
-		return nil, fmt.Errorf("%w: %d extents and %d digests for %d pages", ErrManifest, extents, sums, want)
+	pages := int64(pagesFor(m.Tokens))
+	want := pages
+	if m.Preview {
+		want = 0
+		if m.Tokens%kv.PageTokens != 0 {
+			return nil, fmt.Errorf("%w: a preview of %d positions, which do not fill their pages", ErrManifest, m.Tokens)
+		}
+	}
+	if sums != want || extents < 1 || extents > pages {
+		return nil, fmt.Errorf("%w: %d extents and %d digests for %d pages", ErrManifest, extents, sums, pages)
 	}
 	if want := extents*extentBytes + sums*kv.SumBytes; int64(len(c.b)) != want {
 		return nil, fmt.Errorf("%w: %d bytes in place of %d after the header", ErrManifest, len(c.b), want)
@@ -140,7 +192,7 @@ func DecodeManifest(b []byte) (*Manifest, error) {
 	for i := range m.Sums {
 		m.Sums[i] = kv.Sum(c.next(kv.SumBytes))
 	}
-	if err := checkExtents(m.Extents, int(sums)); err != nil {
+	if err := checkExtents(m.Extents, int(pages)); err != nil {
 		return nil, err
 	}
 	return m, nil
@@ -181,7 +233,7 @@ func checkExtents(extents []kv.Extent, pages int) error {
 
 // refs lists the pages in order of position.
 func (m *Manifest) refs() []kv.PageRef {
-	refs := make([]kv.PageRef, 0, len(m.Sums))
+	refs := make([]kv.PageRef, 0, pagesFor(m.Tokens))
 	for _, e := range m.Extents {
 		for k := range e.Count {
 			refs = append(refs, kv.PageRef{Index: e.First + k, Generation: e.Generation})

@@ -11,6 +11,7 @@ import (
 
 func sample() *Manifest {
 	return &Manifest{
+		Version: Whole,
 		Request: [16]byte{1}, Transfer: [16]byte{2}, Nonce: [16]byte{3}, Owner: [16]byte{4}, Lease: [16]byte{5},
 		PrefillEpoch: [16]byte{6}, DecodeEpoch: [16]byte{7}, Model: [32]byte{8}, Geometry: [32]byte{9}, TokenDigest: [32]byte{10},
 		Tokens: 33, Alg: kv.GMAC, Seed: [32]byte{11}, Secret: [32]byte{12},
@@ -43,23 +44,28 @@ func TestManifestEncodingIsFixed(t *testing.T) {
 func TestDecodeManifestRefuses(t *testing.T) {
 	t.Parallel()
 	for name, f := range map[string]func(m *Manifest){
-		"no positions":        func(m *Manifest) { m.Tokens = 0 },
-		"too many positions":  func(m *Manifest) { m.Tokens = maxTokens + 1 },
-		"a page too many":     func(m *Manifest) { m.Tokens = 32 },
-		"a page too few":      func(m *Manifest) { m.Tokens = 49 },
-		"no extents":          func(m *Manifest) { m.Extents = nil },
-		"too many extents":    func(m *Manifest) { m.Extents = make([]kv.Extent, 4) },
-		"empty extent":        func(m *Manifest) { m.Extents[0].Count = 0 },
-		"large extent":        func(m *Manifest) { m.Extents[0].Count = 1 << 31 },
-		"extent off the end":  func(m *Manifest) { m.Extents[0].First = 1<<32 - 1 },
-		"overlap":             func(m *Manifest) { m.Extents[1].First = 6 },
-		"could be joined":     func(m *Manifest) { m.Extents[1].First, m.Extents[1].Generation = 7, 7 },
-		"no generation":       func(m *Manifest) { m.Extents[1].Generation = 0 },
-		"scrubbed too many":   func(m *Manifest) { m.Extents[1].Scrubbed = 2 },
-		"pages beyond sums":   func(m *Manifest) { m.Extents[1].Count = 2 },
-		"pages short of sums": func(m *Manifest) { m.Extents = m.Extents[:1] },
-		"sums short of pages": func(m *Manifest) { m.Sums = m.Sums[:2] },
-		"unknown algorithm":   func(m *Manifest) { m.Alg = 0 },
+		"no positions":                func(m *Manifest) { m.Tokens = 0 },
+		"too many positions":          func(m *Manifest) { m.Tokens = maxTokens + 1 },
+		"a page too many":             func(m *Manifest) { m.Tokens = 32 },
+		"a page too few":              func(m *Manifest) { m.Tokens = 49 },
+		"no extents":                  func(m *Manifest) { m.Extents = nil },
+		"too many extents":            func(m *Manifest) { m.Extents = make([]kv.Extent, 4) },
+		"empty extent":                func(m *Manifest) { m.Extents[0].Count = 0 },
+		"large extent":                func(m *Manifest) { m.Extents[0].Count = 1 << 31 },
+		"extent off the end":          func(m *Manifest) { m.Extents[0].First = 1<<32 - 1 },
+		"overlap":                     func(m *Manifest) { m.Extents[1].First = 6 },
+		"could be joined":             func(m *Manifest) { m.Extents[1].First, m.Extents[1].Generation = 7, 7 },
+		"no generation":               func(m *Manifest) { m.Extents[1].Generation = 0 },
+		"scrubbed too many":           func(m *Manifest) { m.Extents[1].Scrubbed = 2 },
+		"pages beyond sums":           func(m *Manifest) { m.Extents[1].Count = 2 },
+		"pages short of sums":         func(m *Manifest) { m.Extents = m.Extents[:1] },
+		"sums short of pages":         func(m *Manifest) { m.Sums = m.Sums[:2] },
+		"unknown algorithm":           func(m *Manifest) { m.Alg = 0 },
+		"no version":                  func(m *Manifest) { m.Version = 0 },
+		"version to come":             func(m *Manifest) { m.Version = Early + 1 },
+		"preview in version 1":        func(m *Manifest) { m.Preview, m.Tokens, m.Sums = true, 48, nil },
+		"preview with digests":        func(m *Manifest) { m.Preview, m.Version, m.Tokens = true, Early, 48 },
+		"preview of a part of a page": func(m *Manifest) { m.Preview, m.Version, m.Sums = true, Early, nil },
 	} {
 		m := sample()
 		f(m)
@@ -79,7 +85,7 @@ func TestDecodeManifestRefuses(t *testing.T) {
 	assert.ErrorIs(t, err, ErrManifest)
 	_, err = DecodeManifest(make([]byte, MaxManifestBytes+1))
 	assert.ErrorIs(t, err, ErrManifest)
-	for _, at := range []int{0, 4} { // magic, version
+	for _, at := range []int{0, 5} { // magic, version
 		b := bytes.Clone(good)
 		b[at]++
 		_, err := DecodeManifest(b)
@@ -128,6 +134,9 @@ func TestTokenDigest(t *testing.T) {
 // Whatever arrives, decoding ends, and there is one encoding for what it gives.
 func FuzzDecodeManifest(f *testing.F) {
 	f.Add(sample().Encode())
+	p := sample()
+	p.Version, p.Preview, p.Tokens, p.Sums = Early, true, 48, nil
+	f.Add(p.Encode())
 	f.Add([]byte("BHKM\x01\x00\x01\x00"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := DecodeManifest(b)
@@ -137,7 +146,11 @@ func FuzzDecodeManifest(f *testing.F) {
 		if !bytes.Equal(m.Encode(), b) {
 			t.Fatal("two encodings of one manifest")
 		}
-		if len(m.refs()) != len(m.Sums) || len(m.Sums) != int(pagesFor(m.Tokens)) {
+		sums := int(pagesFor(m.Tokens))
+		if m.Preview {
+			sums = 0
+		}
+		if len(m.refs()) != int(pagesFor(m.Tokens)) || len(m.Sums) != sums {
 			t.Fatalf("%d pages, %d sums, %d positions", len(m.refs()), len(m.Sums), m.Tokens)
 		}
 	})

@@ -42,6 +42,7 @@ func NewReceiver(c ReceiverConfig) *Receiver {
 
 // Expect is what the gateway announces to the decode leg.
 type Expect struct {
+	Version      uint16 // of the hand-off
 	Request      id.Request
 	Transfer     id.Transfer
 	Nonce        id.Nonce
@@ -85,6 +86,8 @@ func (r *Receiver) Expect(e Expect, credits *kv.Credits, from fabric.Reader) (*I
 func (r *Receiver) admit(e Expect, credits *kv.Credits, landing *kv.Landing) *Refusal {
 	geometry := landing.Geometry()
 	switch {
+	case e.Version < Whole || e.Version > Early:
+		return refuse(WrongVersion, fmt.Errorf("version %d", e.Version))
 	case e.Model != r.conf.Model:
 		return refuse(WrongModel, nil)
 	case geometry != r.conf.Geometry:
@@ -117,28 +120,48 @@ func (r *Receiver) forget(t id.Transfer) {
 	delete(r.expected, t)
 }
 
+// Preview takes a preview of an expected transfer and reads the pages that it
+// adds to those before. They stay as unreadable as any landing until Pull has
+// verified all of them. Every error is a *Refusal and ends the transfer, unless
+// it is a Replay.
+func (r *Receiver) Preview(ctx context.Context, transfer id.Transfer, preview []byte) error {
+	in, refusal := r.find(transfer)
+	if refusal != nil {
+		return refusal
+	}
+	return in.preview(ctx, preview)
+}
+
 // Pull takes the manifest of an expected transfer, reads the pages, verifies
 // and commits. It returns the root for the acknowledgment. Every error is a
 // *Refusal, and the one who waits for the transfer gets the same. The transfer
 // cannot be pulled again, whatever came of it.
 func (r *Receiver) Pull(ctx context.Context, transfer id.Transfer, manifest []byte) ([32]byte, error) {
-	r.mu.Lock()
-	in, ok := r.expected[transfer]
-	_, seen := r.seen[transfer]
-	r.mu.Unlock()
-	switch {
-	case ok:
-		return in.pull(ctx, manifest)
-	case seen:
-		return [32]byte{}, refuse(Replay, nil)
+	in, refusal := r.find(transfer)
+	if refusal != nil {
+		return [32]byte{}, refusal
 	}
-	return [32]byte{}, refuse(WrongTransfer, nil)
+	return in.pull(ctx, manifest)
+}
+
+func (r *Receiver) find(transfer id.Transfer) (*Inbound, *Refusal) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if in, ok := r.expected[transfer]; ok {
+		return in, nil
+	}
+	if _, seen := r.seen[transfer]; seen {
+		return nil, refuse(Replay, nil)
+	}
+	return nil, refuse(WrongTransfer, nil)
 }
 
 // refusal compares a manifest with what was announced. nil means that every
-// field that both know is equal.
+// field that both know is equal; a preview may have fewer positions.
 func (r *Receiver) refusal(m *Manifest, e Expect) *Refusal {
 	switch {
+	case m.Version != e.Version:
+		return refuse(WrongVersion, fmt.Errorf("version %d, agreed on %d", m.Version, e.Version))
 	case m.Transfer != e.Transfer:
 		return refuse(WrongTransfer, nil)
 	case m.Request != e.Request:
@@ -153,7 +176,7 @@ func (r *Receiver) refusal(m *Manifest, e Expect) *Refusal {
 		return refuse(WrongModel, nil)
 	case m.Geometry != r.conf.Geometry.Fingerprint():
 		return refuse(WrongGeometry, nil)
-	case int(m.Tokens) != e.Tokens:
+	case int(m.Tokens) > e.Tokens || !m.Preview && int(m.Tokens) != e.Tokens:
 		return refuse(Coverage, fmt.Errorf("%d positions are offered, %d announced", m.Tokens, e.Tokens))
 	case m.TokenDigest != e.TokenDigest:
 		return refuse(WrongTokens, nil)

@@ -15,6 +15,8 @@ const (
 	WrongModel    Reason = "wrong_model"    // computed with other weights
 	WrongGeometry Reason = "wrong_geometry" // pages of another shape
 	WrongTokens   Reason = "wrong_tokens"   // computed from other token ids
+	WrongVersion  Reason = "wrong_version"  // of the hand-off; another one was agreed on
+	WrongPreview  Reason = "wrong_preview"  // the pages pulled early are not those of the manifest
 	Coverage      Reason = "coverage"       // not exactly the announced positions
 	Digest        Reason = "digest"         // a page holds other bytes than were offered
 	Generation    Reason = "generation"     // a page was given up by the prefill leg meanwhile
@@ -28,7 +30,7 @@ const (
 func Reasons() []Reason {
 	return []Reason{
 		BadManifest, WrongTransfer, WrongRequest, WrongNonce, WrongOwner, WrongEpoch, WrongModel, WrongGeometry,
-		WrongTokens, Coverage, Digest, Generation, Replay, Exhausted, Fabric, Canceled,
+		WrongTokens, WrongVersion, WrongPreview, Coverage, Digest, Generation, Replay, Exhausted, Fabric, Canceled,
 	}
 }
 

@@ -31,6 +31,7 @@ func setup(t *testing.T, tokens int) *bench {
 		server:  fabric.NewServer(fabric.ServerOptions{}),
 		seed:    11,
 		meta: Meta{
+			Version: Early,
 			Request: id.Request{1}, Transfer: id.NewTransfer(), Nonce: id.NewNonce(),
 			PrefillEpoch: id.Epoch{2}, DecodeEpoch: id.Epoch{3},
 			Model: [32]byte{4}, TokenDigest: TokenDigest(ids),
@@ -39,6 +40,7 @@ func setup(t *testing.T, tokens int) *bench {
 	b.from = b.server.Local()
 	b.receiver = NewReceiver(ReceiverConfig{Epoch: b.meta.DecodeEpoch, Geometry: b.decode.Geometry(), Model: b.meta.Model})
 	b.want = Expect{
+		Version: Early,
 		Request: b.meta.Request, Transfer: b.meta.Transfer, Nonce: b.meta.Nonce, Owner: kvtest.Owner(1), Lease: id.NewLease(),
 		PrefillEpoch: b.meta.PrefillEpoch, Model: b.meta.Model, TokenDigest: b.meta.TokenDigest, Tokens: tokens,
 	}
@@ -53,9 +55,9 @@ func setup(t *testing.T, tokens int) *bench {
 // offer computes the prompt and offers it.
 func (b *bench) offer(t *testing.T) *Offer {
 	t.Helper()
-	o, err := NewOffer(b.server, kvtest.Sealed(t, b.prefill, b.want.Owner, b.want.Tokens, b.seed), b.meta)
-	assert.NoError(t, err)
+	o := NewOffer(b.server, b.meta)
 	t.Cleanup(o.Abort)
+	assert.NoError(t, o.Complete(kvtest.Sealed(t, b.prefill, b.want.Owner, b.want.Tokens, b.seed)))
 	return o
 }
 

@@ -14,6 +14,47 @@ func (f *Filler) Grant(pages int) error { return f.grant(pages, OpFill) }
 // a time.
 func (f *Filler) Table(pos, count int) (*Table, error) { return f.openPass(pos, count) }
 
+// Finished seals the pages that are full and returns another handle on all of
+// them, for others to read while the filler goes on behind them. It returns nil
+// if there are none. It refuses with ErrOpen while a pass is open.
+func (f *Filler) Finished() (*Sealed, error) {
+	h, p := f.h, f.h.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := f.live(); err != nil {
+		return nil, err
+	}
+	if h.pass != nil || h.granted != len(h.refs) {
+		return nil, ErrOpen
+	}
+	full := h.length / p.geometry.PageTokens
+	if full == 0 {
+		return nil, nil //nolint:nilnil // no page is full yet
+	}
+	if err := h.seal(full); err != nil {
+		return nil, err
+	}
+	return h.share(full), nil
+}
+
+// seal seals the first pages, those that are not yet. Callers hold mu.
+func (h *holding) seal(pages int) error {
+	for _, r := range h.refs[:pages] {
+		if _, err := h.check(r); err != nil {
+			return err
+		}
+	}
+	ev := history{p: h.pool}
+	for _, r := range h.refs[:pages] {
+		if h.pool.pages[r.Index].state == StateFilling {
+			h.pool.step(r.Index, OpSeal)
+			ev.add(EventSeal, r.Index)
+		}
+	}
+	ev.flush()
+	return nil
+}
+
 // Seal ends the writing and consumes the filler. tokens must be what the passes
 // wrote, and exactly the pages for it must have been granted. It wipes the
 // slots after the last position, so that every byte of every page is defined.
@@ -34,19 +75,15 @@ func (f *Filler) Seal(tokens int) (*Sealed, error) {
 	if want := p.geometry.PagesFor(tokens); want != len(h.refs) {
 		return nil, fmt.Errorf("%w: %d positions need %d pages, %d are granted", ErrCoverage, tokens, want, len(h.refs))
 	}
-	for _, r := range h.refs {
-		if _, err := h.check(r); err != nil {
-			return nil, err
-		}
+	last := h.refs[len(h.refs)-1]
+	if g, err := h.check(last); err != nil {
+		return nil, err
+	} else if g.state == StateFilling {
+		p.geometry.zeroTail(p.bytes(last.Index), tokens-(len(h.refs)-1)*p.geometry.PageTokens)
 	}
-	last := h.refs[len(h.refs)-1].Index
-	p.geometry.zeroTail(p.bytes(last), tokens-(len(h.refs)-1)*p.geometry.PageTokens)
-	ev := history{p: p}
-	for _, r := range h.refs {
-		p.step(r.Index, OpSeal)
-		ev.add(EventSeal, r.Index)
+	if err := h.seal(len(h.refs)); err != nil {
+		return nil, err
 	}
-	ev.flush()
 	h.returnCredits()
 	h.phase++
 	return &Sealed{handle{h, h.phase}}, nil

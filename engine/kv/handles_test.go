@@ -329,7 +329,7 @@ func TestEveryUseComparesOwnerAndGeneration(t *testing.T) {
 			assert.NoError(t, err)
 			defer s.Release()
 			stolen(s, func() error { return s.View(kvtest.Refs(s.Extents())[1], func([]byte) error { return nil }) })
-			stolen(s, func() error { _, err := s.Sums(key); return err })
+			stolen(s, func() error { _, err := s.Sums(key, 0); return err })
 
 			seq := kvtest.Sequence(t, s, p, 2)
 			stolen(seq, func() error { _, err := seq.TokenBytes(19, nil); return err })
@@ -387,4 +387,58 @@ func TestWrongBooksStopThePool(t *testing.T) {
 			assert.ErrorIs(t, p.Close(), kv.ErrBusy)
 		})
 	}
+}
+
+// What is finished can be read by others while the filler goes on, and outlives
+// it.
+func TestFinished(t *testing.T) {
+	t.Parallel()
+	p := kvtest.Pool(t, kv.Config{Pages: 8})
+	g := p.Geometry()
+	f := filler(t, p, alice, 4, 3)
+	none, err := f.Finished()
+	assert.NoError(t, err)
+	assert.True(t, none == nil)
+	write := func(pos, n int) {
+		table, err := f.Table(pos, n)
+		assert.NoError(t, err)
+		_, err = f.Finished()
+		assert.ErrorIs(t, err, kv.ErrOpen)
+		kvtest.Write(t, g, table, pos, n, 1)
+		assert.NoError(t, table.Advance(n))
+		table.Close()
+	}
+	write(0, 20)
+	first, err := f.Finished()
+	assert.NoError(t, err)
+	assert.Equal(t, first.Tokens(), 16)
+	assert.Equal(t, first.Pages(), 1)
+	assert.Equal(t, first.Extents(), []kv.Extent{{First: 0, Count: 1, Generation: 1}})
+	assert.Equal(t, p.Page(0).State, kv.StateSealed)
+	// It cannot be written again, and the page that is not full still can.
+	_, err = f.Table(10, 4)
+	assert.ErrorIs(t, err, kv.ErrRange)
+	write(20, 20)
+	assert.NoError(t, f.Grant(1))
+	second, err := f.Finished()
+	assert.NoError(t, err)
+	assert.Equal(t, second.Tokens(), 32)
+	assert.ErrorIs(t, first.View(kv.PageRef{Index: 1, Generation: 1}, nil), kv.ErrRange)
+
+	write(40, 24)
+	whole, err := f.Seal(64)
+	assert.NoError(t, err)
+	sums, err := whole.Sums(key, 0)
+	assert.NoError(t, err)
+	whole.Release()
+	assert.Equal(t, p.Stats().Sealed, 2)
+	early, err := second.Sums(key, 1)
+	assert.NoError(t, err)
+	assert.Equal(t, early, sums[1:2])
+	_, err = second.Sums(key, 3)
+	assert.ErrorIs(t, err, kv.ErrRange)
+	second.Release()
+	assert.Equal(t, p.Stats().Sealed, 1)
+	first.Release()
+	assert.Equal(t, p.Stats().Free, 8)
 }

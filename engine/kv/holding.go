@@ -33,7 +33,8 @@ type holding struct {
 	phase   uint32    // counts up with every change of hands; 0 is never valid
 	credits int       // not drawn yet
 	refs    []PageRef // pages in order of position; only ever appended to
-	extents []Extent  // what was granted, kept after release for the records
+	wiped   []bool    // which of refs were wiped for their grant
+	extents []Extent  // refs in short, kept after release for the records
 	length  int       // positions [0, length) are proven readable
 	pass    *Table    // the open pass, or nil
 	busy    bool      // a receive or a commit is at work outside the lock
@@ -184,14 +185,36 @@ func (a handle) grantable(n int) error {
 // append notes a page that was granted. Callers hold mu.
 func (h *holding) append(r PageRef, scrubbed bool) {
 	h.refs = append(h.refs, r)
-	if n := len(h.extents); n == 0 || h.extents[n-1].Generation != r.Generation || h.extents[n-1].First+h.extents[n-1].Count != r.Index {
-		h.extents = append(h.extents, Extent{First: r.Index, Generation: r.Generation})
+	h.wiped = append(h.wiped, scrubbed)
+	h.extents = extend(h.extents, r, scrubbed)
+}
+
+// extend adds a page to extents.
+func extend(extents []Extent, r PageRef, scrubbed bool) []Extent {
+	if n := len(extents); n == 0 || extents[n-1].Generation != r.Generation || extents[n-1].First+extents[n-1].Count != r.Index {
+		extents = append(extents, Extent{First: r.Index, Generation: r.Generation})
 	}
-	e := &h.extents[len(h.extents)-1]
+	e := &extents[len(extents)-1]
 	e.Count++
 	if scrubbed {
 		e.Scrubbed++
 	}
+	return extents
+}
+
+// share makes another holding of the first pages, with a reference of its own
+// on each, all sealed. Callers hold mu.
+func (h *holding) share(pages int) *Sealed {
+	out := &holding{
+		pool: h.pool, owner: h.owner, lease: h.lease, phase: 1,
+		refs: h.refs[:pages:pages], wiped: h.wiped[:pages:pages],
+		length: min(h.length, pages*h.pool.geometry.PageTokens), granted: pages,
+	}
+	for i, r := range out.refs {
+		h.pool.pages[r.Index].refs++
+		out.extents = extend(out.extents, r, out.wiped[i])
+	}
+	return &Sealed{handle{out, out.phase}}
 }
 
 // returnCredits gives back what was not drawn. Callers hold mu.

@@ -1,9 +1,6 @@
 package kv
 
-import (
-	"fmt"
-	"slices"
-)
+import "fmt"
 
 // Sealed is a handle on pages that nobody writes any more. The pages stay until
 // every handle on them is released.
@@ -21,13 +18,7 @@ func (s *Sealed) Retain() (*Sealed, error) {
 	if err := s.live(); err != nil {
 		return nil, err
 	}
-	for _, r := range h.refs {
-		p.pages[r.Index].refs++
-	}
-	return &Sealed{handle{&holding{
-		pool: p, owner: h.owner, lease: h.lease, phase: 1, refs: h.refs, extents: slices.Clone(h.extents),
-		length: h.length, granted: h.granted,
-	}, 1}}, nil
+	return h.share(len(h.refs)), nil
 }
 
 // View calls f with the bytes of one page and holds the page open for reading
@@ -79,8 +70,8 @@ func (s *Sealed) find(ref PageRef) (*page, error) {
 	return nil, fmt.Errorf("%w: page %d", ErrRange, ref.Index)
 }
 
-// Sums digests every page, in order of position.
-func (s *Sealed) Sums(key DigestKey) ([]Sum, error) {
+// Sums digests the pages from the given one on, in order of position.
+func (s *Sealed) Sums(key DigestKey, from int) ([]Sum, error) {
 	d, err := newDigester(key)
 	if err != nil {
 		return nil, err
@@ -88,10 +79,13 @@ func (s *Sealed) Sums(key DigestKey) ([]Sum, error) {
 	s.h.pool.mu.Lock()
 	refs := s.h.refs
 	s.h.pool.mu.Unlock()
-	sums := make([]Sum, len(refs))
-	for i, r := range refs {
+	if from < 0 || from > len(refs) {
+		return nil, fmt.Errorf("%w: digests from page %d of %d on", ErrRange, from, len(refs))
+	}
+	sums := make([]Sum, 0, len(refs)-from)
+	for i, r := range refs[from:] {
 		if err := s.View(r, func(page []byte) error {
-			sums[i] = d.sum(i, r.Generation, page)
+			sums = append(sums, d.sum(from+i, r.Generation, page))
 			return nil
 		}); err != nil {
 			return nil, err

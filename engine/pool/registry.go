@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"slices"
 	"sync"
@@ -11,6 +12,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"bulkhead.dev/engine/handoff"
 	"bulkhead.dev/engine/kv"
 	"bulkhead.dev/infra/apperr"
 	"bulkhead.dev/infra/id"
@@ -118,6 +120,7 @@ func (r *Registry) parse(ctx context.Context, req *poolv1.RegisterRequest) (*Wor
 		Epoch: epoch, Role: role, Address: req.GetAddress(), FabricAddress: req.GetFabricAddress(),
 		PageTokens: int(req.GetPageTokens()), Pages: int(req.GetPages()), Context: int(req.GetContextWindow()),
 		Build: req.GetBuild(), CPULevel: req.GetCpuLevel(), PID: int(req.GetPid()),
+		Handoff:    handoffVersions(req.GetHandoffVersions()),
 		Registered: r.opts.Now(), lastBeat: r.opts.Now(), gone: make(chan struct{}),
 	}
 	if copy(w.Model[:], req.GetModelDigest()) != 32 || copy(w.Geometry[:], req.GetGeometry()) != 32 ||
@@ -128,6 +131,20 @@ func (r *Registry) parse(ctx context.Context, req *poolv1.RegisterRequest) (*Wor
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("registration lacks pages, context window or page server"))
 	}
 	return w, nil
+}
+
+// handoffVersions reads what a worker speaks. One that says nothing is of the
+// time when there was one version.
+func handoffVersions(said []uint32) (out []uint16) {
+	for _, v := range said {
+		if v > 0 && v <= math.MaxUint16 {
+			out = append(out, uint16(v))
+		}
+	}
+	if len(said) == 0 {
+		out = []uint16{handoff.Whole}
+	}
+	return out
 }
 
 // Heartbeat implements the registration service.
@@ -185,8 +202,9 @@ func (r *Registry) Pick(model [32]byte) (Pair, error) {
 			if d.Role != Decode || d.Model != model || d.Geometry != p.Geometry || !r.live(d) || d.draining {
 				continue
 			}
-			if n := p.inflight.Load() + d.inflight.Load(); best.Prefill == nil || n < load {
-				best, load = Pair{Prefill: p, Decode: d}, n
+			version := handoff.Common(p.Handoff, d.Handoff)
+			if n := p.inflight.Load() + d.inflight.Load(); version > 0 && (best.Prefill == nil || n < load) {
+				best, load = Pair{Prefill: p, Decode: d, Handoff: version}, n
 			}
 		}
 	}

@@ -34,6 +34,7 @@ type Worker struct {
 	Build         string
 	CPULevel      string
 	PID           int
+	Handoff       []uint16 // versions of the hand-off that it speaks
 	Registered    time.Time
 
 	// PrefillClient or DecodeClient is set, by role.
@@ -59,6 +60,8 @@ func (w *Worker) Capacity() int { return w.Pages * w.PageTokens }
 type Pair struct {
 	Prefill *Worker
 	Decode  *Worker
+	// Handoff is the best version of the hand-off that both speak.
+	Handoff uint16
 }
 
 // Release says that the request no longer uses the pair.

@@ -52,13 +52,15 @@ func (l *legs) commit(t testing.TB, o id.Owner, prompt []int32, maxOutput int) *
 	assert.NoError(t, err)
 
 	meta := handoff.Meta{
+		Version: handoff.Early,
 		Request: id.NewRequest(time.UnixMilli(1_800_000_000_000)), Transfer: id.NewTransfer(), Nonce: id.NewNonce(),
 		PrefillEpoch: l.epochs[0], DecodeEpoch: l.epochs[1], TokenDigest: handoff.TokenDigest(prompt),
 	}
-	offer, err := handoff.NewOffer(l.server, sealed, meta)
-	assert.NoError(t, err)
+	offer := handoff.NewOffer(l.server, meta)
 	defer offer.Abort()
+	assert.NoError(t, offer.Complete(sealed))
 	in, err := l.receiver.Expect(handoff.Expect{
+		Version: meta.Version,
 		Request: meta.Request, Transfer: meta.Transfer, Nonce: meta.Nonce, Owner: o, Lease: id.NewLease(),
 		PrefillEpoch: meta.PrefillEpoch, TokenDigest: meta.TokenDigest, Tokens: len(prompt),
 	}, reserve(t, l.dst, o, geometry.PagesFor(len(prompt)+maxOutput)), l.server.Local())

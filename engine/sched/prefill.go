@@ -45,6 +45,7 @@ type fill struct {
 	ctx    context.Context
 	filler *kv.Filler
 	tokens []int32
+	early  func(*kv.Sealed)
 	wrote  int // positions that forward passes reported as written
 	took   time.Duration
 	err    error
@@ -70,11 +71,24 @@ func (p *Prefill) Tokens() uint64 { return p.tokens.Load() }
 // Running returns the prompts that are being computed.
 func (p *Prefill) Running() int { return int(p.running.Load()) }
 
-// Fill computes the prompt into pages of the credits and seals them. It takes
-// the credits. On success the caller owns Sealed; on an error every page is
-// released, and the measurements up to there are returned all the same. When
-// ctx ends it returns ErrCanceled within one chunk.
-func (p *Prefill) Fill(ctx context.Context, credits *kv.Credits, lease id.Lease, tokens []int32) (Filled, error) {
+// Job is a prompt to compute.
+type Job struct {
+	// Credits for the prompt. Fill takes them.
+	Credits *kv.Credits
+	Lease   id.Lease
+	Tokens  []int32
+	// Early, if set, is given a handle on the pages that are finished, again
+	// after each chunk but the last. It owns the handle and must not block: the
+	// loop waits for it.
+	Early func(*kv.Sealed)
+}
+
+// Fill computes the prompt into pages of the credits and seals them. On success
+// the caller owns Sealed; on an error every page is released, and the
+// measurements up to there are returned all the same. When ctx ends it returns
+// ErrCanceled within one chunk.
+func (p *Prefill) Fill(ctx context.Context, job Job) (Filled, error) {
+	tokens := job.Tokens
 	if len(tokens) == 0 {
 		return Filled{}, fmt.Errorf("%w: no prompt", ErrRequest)
 	}
@@ -84,11 +98,11 @@ func (p *Prefill) Fill(ctx context.Context, credits *kv.Credits, lease id.Lease,
 			return Filled{}, fmt.Errorf("%w: a token is outside the vocabulary", ErrRequest)
 		}
 	}
-	filler, err := credits.Fill(lease)
+	filler, err := job.Credits.Fill(job.Lease)
 	if err != nil {
 		return Filled{}, fmt.Errorf("%w: %w", ErrPages, err)
 	}
-	f := &fill{ctx: ctx, filler: filler, tokens: tokens, done: make(chan struct{})}
+	f := &fill{ctx: ctx, filler: filler, tokens: tokens, early: job.Early, done: make(chan struct{})}
 	if !p.add(f) {
 		filler.Abort()
 		return Filled{}, ErrStopped
@@ -199,9 +213,25 @@ func (p *Prefill) chunk(f *fill) (over bool) {
 	case f.ctx.Err() != nil:
 		f.err = ErrCanceled
 	case f.filler.Len() < len(f.tokens):
-		return false
+		f.err = f.share()
+		return f.err != nil
 	}
 	return true
+}
+
+// share passes on what is finished.
+func (f *fill) share() error {
+	if f.early == nil {
+		return nil
+	}
+	sealed, err := f.filler.Finished()
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrPages, err)
+	}
+	if sealed != nil {
+		f.early(sealed)
+	}
+	return nil
 }
 
 // pass writes the positions [pos, pos+n) and returns how many were written.

@@ -41,7 +41,7 @@ func TestPrefillWritesEveryPosition(t *testing.T) {
 		for _, chunk := range []int{1, 7, 16, 40, 256} {
 			pool, m := newPool(t, 10), &fakeModel{}
 			p := startPrefill(t, m, chunk)
-			got, err := p.Fill(t.Context(), reserve(t, pool, owner(1), geometry.PagesFor(n)), id.NewLease(), prompt(n, 1))
+			got, err := p.Fill(t.Context(), Job{Credits: reserve(t, pool, owner(1), geometry.PagesFor(n)), Lease: id.NewLease(), Tokens: prompt(n, 1)})
 			assert.NoError(t, err)
 			assert.Equal(t, got.Tokens, n)
 			assert.Equal(t, got.Sealed.Tokens(), n)
@@ -73,7 +73,7 @@ func TestPrefillTakesTurns(t *testing.T) {
 	var g errgroup.Group
 	fill := func(n int) {
 		g.Go(func() error {
-			got, err := p.Fill(context.Background(), reserve(t, pool, owner(1), geometry.PagesFor(n)), id.NewLease(), prompt(n, n))
+			got, err := p.Fill(context.Background(), Job{Credits: reserve(t, pool, owner(1), geometry.PagesFor(n)), Lease: id.NewLease(), Tokens: prompt(n, n)})
 			if err == nil {
 				got.Sealed.Release()
 			}
@@ -119,7 +119,7 @@ func TestPrefillFailures(t *testing.T) {
 			p := startPrefill(t, c.model, 16)
 			credits := reserve(t, pool, owner(1), c.credits)
 			defer credits.Return()
-			got, err := p.Fill(t.Context(), credits, id.NewLease(), c.tokens)
+			got, err := p.Fill(t.Context(), Job{Credits: credits, Lease: id.NewLease(), Tokens: c.tokens})
 			assert.ErrorIs(t, err, c.want)
 			assert.True(t, got.Sealed == nil)
 			assert.Equal(t, got.Tokens, c.wrote)
@@ -149,7 +149,7 @@ func TestPrefillCancelTakesEffectWithinAChunk(t *testing.T) {
 			return nil
 		}
 		p := startPrefill(t, m, 16)
-		got, err := p.Fill(ctx, reserve(t, pool, owner(1), 10), id.NewLease(), prompt(n, 1))
+		got, err := p.Fill(ctx, Job{Credits: reserve(t, pool, owner(1), 10), Lease: id.NewLease(), Tokens: prompt(n, 1)})
 		assert.ErrorIs(t, err, ErrCanceled)
 		assert.Equal(t, got.Tokens, 32)
 		assert.Equal(t, m.passes, 2)
@@ -165,9 +165,37 @@ func TestPrefillStops(t *testing.T) {
 	m.before = func([]compute.Span) error { cancel(); return nil }
 	var g errgroup.Group
 	g.Go(func() error { return p.Run(ctx) })
-	_, err := p.Fill(context.Background(), reserve(t, pool, owner(1), 10), id.NewLease(), prompt(160, 1))
+	_, err := p.Fill(context.Background(), Job{Credits: reserve(t, pool, owner(1), 10), Lease: id.NewLease(), Tokens: prompt(160, 1)})
 	assert.ErrorIs(t, err, ErrStopped)
 	assert.NoError(t, g.Wait())
-	_, err = p.Fill(context.Background(), reserve(t, pool, owner(1), 10), id.NewLease(), prompt(160, 1))
+	_, err = p.Fill(context.Background(), Job{Credits: reserve(t, pool, owner(1), 10), Lease: id.NewLease(), Tokens: prompt(160, 1)})
 	assert.ErrorIs(t, err, ErrStopped)
+}
+
+// Finished pages are passed on after each chunk but the last, and stay good
+// while the rest is computed.
+func TestPrefillSharesWhatIsFinished(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, 10)
+	p := startPrefill(t, &fakeModel{}, 24)
+	var early []*kv.Sealed
+	got, err := p.Fill(t.Context(), Job{
+		Credits: reserve(t, pool, owner(1), 6), Lease: id.NewLease(), Tokens: prompt(90, 1),
+		Early: func(s *kv.Sealed) { early = append(early, s) },
+	})
+	assert.NoError(t, err)
+	want := []int{16, 48, 64} // whole pages of 24, 48 and 72 positions
+	assert.Equal(t, len(early), len(want))
+	key := kv.DigestKey{Alg: kv.GMAC}
+	whole, err := got.Sealed.Sums(key, 0)
+	assert.NoError(t, err)
+	for i, s := range early {
+		assert.Equal(t, s.Tokens(), want[i])
+		sums, err := s.Sums(key, 0)
+		assert.NoError(t, err)
+		assert.Equal(t, sums, whole[:want[i]/16])
+		s.Release()
+	}
+	got.Sealed.Release()
+	assert.Equal(t, pool.Stats().Free, 10)
 }

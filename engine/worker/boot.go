@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"time"
 
+	"bulkhead.dev/engine/handoff"
 	"bulkhead.dev/engine/kv"
 	"bulkhead.dev/engine/model"
 	"bulkhead.dev/engine/worker/peer"
@@ -45,6 +47,7 @@ type Boot struct {
 	SlowLimit  Span   `json:"slow_limit"`  // how long they may; 0 is DefaultSlowLimit
 	OfferWait  Span   `json:"offer_wait"`  // from Reserved to Committed; 0 is DefaultOfferWait
 	DrainFor   Span   `json:"drain_for"`   // how long running work may go on at the end; 0 is DefaultDrainFor
+	Handoff    int    `json:"handoff"`     // highest version of the hand-off to speak; 0 is the newest
 	Build      string `json:"build"`       // version and commit, for the registry
 	Debug      bool   `json:"debug"`       // leave the process open to debuggers and core dumps
 }
@@ -96,11 +99,12 @@ func ParseBoot(b []byte) (Boot, error) {
 // settings is a boot document that was checked.
 type settings struct {
 	Boot
-	epoch  id.Epoch
-	digest model.Digest
-	dtype  kv.DType
-	scrub  kv.ScrubPolicy
-	fill   kv.Pattern
+	epoch   id.Epoch
+	digest  model.Digest
+	dtype   kv.DType
+	handoff []uint16 // versions that the worker speaks
+	scrub   kv.ScrubPolicy
+	fill    kv.Pattern
 }
 
 // ErrBoot means that a boot document cannot be served.
@@ -144,6 +148,10 @@ func (b Boot) check() (settings, error) {
 	if s.SlowLimit < 0 || s.OfferWait < 0 || s.DrainFor < 0 {
 		return bad("a time span is negative")
 	}
+	if b.Handoff < 0 || b.Handoff > math.MaxUint16 {
+		return bad("handoff version %d", b.Handoff)
+	}
+	s.handoff = handoff.Versions(uint16(b.Handoff))
 	var ok bool
 	if s.dtype, ok = map[string]kv.DType{"f16": kv.F16, "f32": kv.F32}[b.KVType]; !ok {
 		return bad("kv_type is neither f16 nor f32")

@@ -305,16 +305,28 @@ func (c *cluster) job(owner byte, tokens []int32, maxOutput int) *job {
 	return &job{
 		generate: &workerv1.GenerateRequest{
 			RequestId: request[:], Owner: o[:], LeaseId: leases[1][:], TransferId: transfer[:], Nonce: nonce[:],
-			ModelDigest: c.digest[:], PromptTokens: uint32(len(tokens)), TokenDigest: digest[:], LastToken: ids[len(ids)-1],
+			HandoffVersion: c.version(),
+			ModelDigest:    c.digest[:], PromptTokens: uint32(len(tokens)), TokenDigest: digest[:], LastToken: ids[len(ids)-1],
 			MaxOutputTokens: uint32(maxOutput), Sampling: &workerv1.Sampling{TopP: 1},
 			Prefill: &workerv1.Peer{Epoch: c.prefill.who.Epoch[:], Address: c.prefill.boot.Listen, FabricAddress: c.prefill.boot.FabricListen},
 		},
 		prefill: &workerv1.PrefillRequest{
 			RequestId: request[:], Owner: o[:], LeaseId: leases[0][:], TransferId: transfer[:], Nonce: append([]byte(nil), nonce[:]...),
-			ModelDigest: c.digest[:], Tokens: ids,
+			ModelDigest: c.digest[:], Tokens: ids, HandoffVersion: c.version(),
 			Decode: &workerv1.Peer{Epoch: c.decode.who.Epoch[:], Address: c.decode.boot.Listen},
 		},
 	}
+}
+
+// version is what the registry would agree on.
+func (c *cluster) version() uint32 {
+	said := func(i *instance) (out []uint16) {
+		for _, v := range c.front.joinedAs(i.who.Epoch).GetHandoffVersions() {
+			out = append(out, uint16(v))
+		}
+		return out
+	}
+	return uint32(handoff.Common(said(c.prefill), said(c.decode)))
 }
 
 // outcome is what the gateway saw.

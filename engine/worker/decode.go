@@ -91,7 +91,7 @@ func (d *decodeLeg) Generate(ctx context.Context, req *workerv1.GenerateRequest,
 		return d.refused(ctx, "generate", g.p.names, err, g.m)
 	}
 	d.log.DebugContext(ctx, "generated", "request", g.p.request, "transfer", g.p.transfer,
-		"prompt_tokens", g.m.tokens, "output_tokens", g.result.Output, "finish", string(g.result.Finish))
+		"prompt_tokens", g.m.tokens, "early_pages", g.early, "output_tokens", g.result.Output, "finish", string(g.result.Finish))
 	return nil
 }
 
@@ -101,6 +101,7 @@ type generation struct {
 	p      generateParams
 	m      measured
 	send   func(*workerv1.GenerateResponse) error
+	early  int // pages that were pulled while the prompt was computed
 	result sched.Result
 }
 
@@ -123,7 +124,7 @@ func (g *generation) run(ctx context.Context) error {
 	defer forget()
 	pages := slot.Credits().Pages()
 	in, err := d.receiver.Expect(handoff.Expect{
-		Request: p.request, Transfer: p.transfer, Nonce: p.nonce, Owner: p.owner, Lease: p.lease,
+		Version: p.version, Request: p.request, Transfer: p.transfer, Nonce: p.nonce, Owner: p.owner, Lease: p.lease,
 		PrefillEpoch: p.prefill.epoch, Model: d.set.digest, TokenDigest: p.digest, Tokens: p.prompt,
 	}, slot.Credits(), reader)
 	if err != nil {
@@ -140,6 +141,7 @@ func (g *generation) run(ctx context.Context) error {
 	}
 	root := committed.Root()
 	g.m.tokens, g.m.root, g.m.bytes = committed.Tokens(), root[:], committed.Bytes()
+	g.early = committed.Early()
 	g.m.handoff = expectation.took(d.now())
 	d.handoffBytes.Add(committed.Bytes())
 
@@ -252,14 +254,45 @@ func (d *decodeLeg) Offer(ctx context.Context, req *workerv1.OfferRequest) (*wor
 }
 
 func (d *decodeLeg) pull(ctx context.Context, req *workerv1.OfferRequest, n *names) (root [32]byte, err error) {
-	who, err := peer.Require(ctx, peer.Prefill.Allow)
+	e, err := d.expectedOf(ctx, req, n)
 	if err != nil {
 		return root, err
+	}
+	if e != nil {
+		e.mu.Lock()
+		e.began = d.now()
+		e.mu.Unlock()
+	}
+	return d.receiver.Pull(ctx, n.transfer, req.GetManifest())
+}
+
+// Preview implements workerv1connect.DecodeServiceHandler.
+func (d *decodeLeg) Preview(ctx context.Context, req *workerv1.PreviewRequest) (*workerv1.PreviewResponse, error) {
+	var n names
+	_, err := d.expectedOf(ctx, req, &n)
+	if err == nil {
+		err = d.receiver.Preview(ctx, n.transfer, req.GetPreview())
+	}
+	if err != nil {
+		return nil, d.refused(ctx, "preview", n, err, measured{})
+	}
+	return &workerv1.PreviewResponse{}, nil
+}
+
+// expectedOf finds what the gateway announced of a transfer that a prefill
+// worker speaks of, nil if nothing. It refuses anybody but the one announced.
+func (d *decodeLeg) expectedOf(ctx context.Context, req interface {
+	GetRequestId() []byte
+	GetTransferId() []byte
+}, n *names) (*expectation, error) {
+	who, err := peer.Require(ctx, peer.Prefill.Allow)
+	if err != nil {
+		return nil, err
 	}
 	parse(&err, &n.request, req.GetRequestId(), "request_id")
 	parse(&err, &n.transfer, req.GetTransferId(), "transfer_id")
 	if err != nil {
-		return root, err
+		return nil, err
 	}
 	d.mu.Lock()
 	e := d.expected[n.transfer]
@@ -268,14 +301,11 @@ func (d *decodeLeg) pull(ctx context.Context, req *workerv1.OfferRequest, n *nam
 		// A worker that was not announced must not be able to use up the
 		// transfer of another, so this comes before the receiver is asked.
 		if e.epoch != who.Epoch {
-			return root, refuse(WrongPeer, "the transfer was announced for another run of a prefill worker")
+			return nil, refuse(WrongPeer, "the transfer was announced for another run of a prefill worker")
 		}
 		if e.request != n.request {
-			return root, refuse(Reason(handoff.WrongRequest), "the transfer belongs to another request")
+			return nil, refuse(Reason(handoff.WrongRequest), "the transfer belongs to another request")
 		}
-		e.mu.Lock()
-		e.began = d.now()
-		e.mu.Unlock()
 	}
-	return d.receiver.Pull(ctx, n.transfer, req.GetManifest())
+	return e, nil
 }

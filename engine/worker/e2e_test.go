@@ -15,6 +15,7 @@ import (
 	"bulkhead.dev/engine/model/gguf"
 	"bulkhead.dev/engine/model/synth"
 	"bulkhead.dev/engine/model/tokenizer"
+	"bulkhead.dev/engine/worker/peer"
 	"bulkhead.dev/infra/assert"
 	workerv1 "bulkhead.dev/services/gen/bulkhead/worker/v1"
 )
@@ -227,4 +228,56 @@ func TestCancel(t *testing.T) {
 			c.restored()
 		})
 	}
+}
+
+// While a long prompt is computed its finished pages are pulled already, and
+// the answer is the same as without. A fleet in which one of the legs is a
+// version behind goes on, with what both speak.
+func TestRollingUpgrade(t *testing.T) {
+	t.Parallel()
+	var want *outcome
+	for _, tc := range []struct {
+		name            string
+		prefill, decode int
+		early           bool
+	}{
+		{"both new", 0, 0, true},
+		{"old prefill", 1, 0, false},
+		{"old decode", 0, 1, false},
+		{"both old", 1, 1, false},
+	} {
+		c := newCluster(t, "")
+		c.prefill = c.start(peer.Prefill, func(b *Boot) { b.Handoff, b.Chunk = tc.prefill, 24 })
+		c.decode = c.start(peer.Decode, func(b *Boot) { b.Handoff = tc.decode })
+		c.ready(c.prefill)
+		c.ready(c.decode)
+		o := c.do(t.Context(), c.job(1, prompt(200, 1), 20), nil)
+		assert.NoError(t, errors.Join(o.err, o.prefillErr))
+		assert.Equal(t, o.committed.GetTokens(), uint32(200))
+		assert.Equal(t, o.prefilled.GetManifestRoot(), o.committed.GetManifestRoot())
+		if want == nil {
+			want = o
+		}
+		assert.Equal(t, o.ids, want.ids)
+		c.restored()
+		// How many pages came early depends on the timing, that there were some
+		// does not: the last preview is pulled before the offer is made.
+		if got := !strings.Contains(c.decode.logs.String(), "early_pages=0"); got != tc.early {
+			t.Errorf("%s: pages were pulled early: %v\n%s", tc.name, got, c.decode.logs)
+		}
+	}
+}
+
+// A worker refuses a version that it does not speak.
+func TestUnknownVersion(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, "")
+	c.pair(func(b *Boot) { b.Handoff = 1 })
+	j := c.job(1, prompt(20, 1), 5)
+	j.generate.HandoffVersion = 2
+	assert.Equal(t, c.do(t.Context(), j, nil).reasons()[0], "wrong_version")
+	j = c.job(1, prompt(20, 1), 5)
+	j.prefill.HandoffVersion = 2
+	assert.Equal(t, c.do(t.Context(), j, nil).reasons()[1], "wrong_version")
+	c.restored()
 }

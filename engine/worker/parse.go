@@ -4,6 +4,7 @@ import (
 	"math"
 	"unicode/utf8"
 
+	"bulkhead.dev/engine/handoff"
 	"bulkhead.dev/engine/sample"
 	"bulkhead.dev/engine/worker/peer"
 	"bulkhead.dev/infra/id"
@@ -68,6 +69,20 @@ func parsePeer(m *workerv1.Peer, address string) (where, error) {
 	return w, nil
 }
 
+// parseVersion reads the version of the hand-off, which a gateway that knows of
+// one only does not name.
+func (w *worker) parseVersion(v uint32) (uint16, error) {
+	if v == 0 {
+		return handoff.Whole, nil
+	}
+	for _, ours := range w.set.handoff {
+		if uint32(ours) == v {
+			return ours, nil
+		}
+	}
+	return 0, refuse(Reason(handoff.WrongVersion), "this worker does not speak version %d of the hand-off", v)
+}
+
 // checkModel refuses work for other weights.
 func (w *worker) checkModel(digest []byte) error {
 	if string(digest) != string(w.set.digest[:]) {
@@ -116,6 +131,7 @@ type generateParams struct {
 	params    sample.Params
 	stops     []string
 	prefill   where
+	version   uint16 // of the hand-off
 }
 
 func (w *worker) parseGenerate(m *workerv1.GenerateRequest) (p generateParams, err error) {
@@ -151,6 +167,9 @@ func (w *worker) parseGenerate(m *workerv1.GenerateRequest) (p generateParams, e
 		}
 	}
 	p.stops = m.GetStop()
+	if p.version, err = w.parseVersion(m.GetHandoffVersion()); err != nil {
+		return p, err
+	}
 	p.prefill, err = parsePeer(m.GetPrefill(), m.GetPrefill().GetFabricAddress())
 	return p, err
 }

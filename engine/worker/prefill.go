@@ -9,6 +9,7 @@ import (
 
 	"bulkhead.dev/engine/fabric"
 	"bulkhead.dev/engine/handoff"
+	"bulkhead.dev/engine/kv"
 	"bulkhead.dev/engine/sched"
 	"bulkhead.dev/engine/worker/peer"
 	workerv1 "bulkhead.dev/services/gen/bulkhead/worker/v1"
@@ -74,6 +75,15 @@ func (l *prefillLeg) prefill(ctx context.Context, req *workerv1.PrefillRequest, 
 		return err
 	}
 
+	version, err := l.parseVersion(req.GetHandoffVersion())
+	if err != nil {
+		return err
+	}
+	client, err := l.decodes.get(decode)
+	if err != nil {
+		return refuse(BadRequest, "decode leg: %w", err)
+	}
+
 	slot, err := l.gate.Enter(ctx, n.owner, l.pool.Geometry().PagesFor(len(tokens)))
 	if err != nil {
 		return err
@@ -81,24 +91,25 @@ func (l *prefillLeg) prefill(ctx context.Context, req *workerv1.PrefillRequest, 
 	defer slot.Leave()
 	m.queue = slot.Waited()
 
-	filled, err := l.chunks.Fill(ctx, slot.Credits(), n.lease, tokens)
+	offer := handoff.NewOffer(l.server, handoff.Meta{
+		Version: version, Request: n.request, Transfer: n.transfer, Nonce: n.nonce,
+		PrefillEpoch: l.set.epoch, DecodeEpoch: decode.epoch,
+		Model: l.set.digest, TokenDigest: handoff.TokenDigest(tokens),
+	})
+	defer offer.Abort()
+	d := &delivery{client: client, names: n, offer: offer}
+	filled, err := l.fill(ctx, d, sched.Job{Credits: slot.Credits(), Lease: n.lease, Tokens: tokens}, version)
 	m.tokens, m.extents, m.compute = filled.Tokens, filled.Extents, filled.Computed
 	if err != nil {
 		return err
 	}
 	began := l.now()
-	offer, err := handoff.NewOffer(l.server, filled.Sealed, handoff.Meta{
-		Request: n.request, Transfer: n.transfer, Nonce: n.nonce,
-		PrefillEpoch: l.set.epoch, DecodeEpoch: decode.epoch,
-		Model: l.set.digest, TokenDigest: handoff.TokenDigest(tokens),
-	})
-	if err != nil {
+	if err := offer.Complete(filled.Sealed); err != nil {
 		return err
 	}
-	defer offer.Abort()
 	root := offer.Root()
 	m.root, m.bytes = root[:], offer.Bytes()
-	err = l.deliver(ctx, decode, n, offer)
+	err = d.complete(ctx)
 	m.handoff = l.now().Sub(began)
 	if err != nil {
 		return err
@@ -107,20 +118,89 @@ func (l *prefillLeg) prefill(ctx context.Context, req *workerv1.PrefillRequest, 
 	return nil
 }
 
-// deliver makes the offer and takes the acknowledgment.
-func (l *prefillLeg) deliver(ctx context.Context, decode where, n *names, offer *handoff.Offer) error {
-	client, err := l.decodes.get(decode)
-	if err != nil {
-		return refuse(BadRequest, "decode leg: %w", err)
+// fill computes the prompt, and meanwhile tells the decode leg which pages are
+// finished, if the hand-off has that. It returns when both are over.
+func (l *prefillLeg) fill(ctx context.Context, d *delivery, job sched.Job, version uint16) (sched.Filled, error) {
+	if version < handoff.Early || len(job.Tokens) <= l.set.Chunk {
+		return l.chunks.Fill(ctx, job)
 	}
-	resp, err := client.Offer(ctx, &workerv1.OfferRequest{RequestId: n.request[:], TransferId: n.transfer[:], Manifest: offer.Manifest()})
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	box := make(chan *kv.Sealed, 1)
+	job.Early = func(s *kv.Sealed) { replace(box, s) }
+	told := make(chan error, 1)
+	go func() {
+		err := d.preview(ctx, box)
+		if err != nil {
+			cancel() // what the decode leg refused need not be computed
+		}
+		for s := range box {
+			s.Release()
+		}
+		told <- err
+	}()
+	filled, err := l.chunks.Fill(ctx, job)
+	close(box) // the loop is done with the prompt
+	if err != nil {
+		cancel()
+	}
+	if terr := <-told; terr != nil {
+		if filled.Sealed != nil {
+			filled.Sealed.Release()
+			filled.Sealed = nil
+		}
+		if err == nil || errors.Is(err, sched.ErrCanceled) {
+			err = terr
+		}
+	}
+	return filled, err
+}
+
+// replace puts a handle into a box for one, in place of one that was not taken.
+func replace(box chan *kv.Sealed, s *kv.Sealed) {
+	select {
+	case old := <-box:
+		old.Release()
+	default:
+	}
+	box <- s // there is room: nobody else puts
+}
+
+// delivery tells the decode leg of an offer.
+type delivery struct {
+	client decodeClient
+	names  *names
+	offer  *handoff.Offer
+}
+
+// preview tells of the pages that come out of the box until it is closed.
+func (d *delivery) preview(ctx context.Context, box <-chan *kv.Sealed) error {
+	for s := range box {
+		preview, err := d.offer.Preview(s)
+		if err != nil {
+			return err
+		}
+		if _, err := d.client.Preview(ctx, &workerv1.PreviewRequest{
+			RequestId: d.names.request[:], TransferId: d.names.transfer[:], Preview: preview,
+		}); err != nil {
+			return offerError(ctx, err)
+		}
+	}
+	return nil
+}
+
+// complete makes the offer and takes the acknowledgment.
+func (d *delivery) complete(ctx context.Context) error {
+	resp, err := d.client.Offer(ctx, &workerv1.OfferRequest{
+		RequestId: d.names.request[:], TransferId: d.names.transfer[:], Manifest: d.offer.Manifest(),
+	})
 	if err != nil {
 		return offerError(ctx, err)
 	}
 	if len(resp.GetManifestRoot()) != 32 {
 		return refuse(WrongRoot, "acknowledgment of %d bytes", len(resp.GetManifestRoot()))
 	}
-	return offer.Ack([32]byte(resp.GetManifestRoot()))
+	return d.offer.Ack([32]byte(resp.GetManifestRoot()))
 }
 
 // offerError says why an offer was not taken: for the reason that the decode

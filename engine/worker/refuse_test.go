@@ -35,14 +35,20 @@ func TestLegsMustAgree(t *testing.T) {
 		change func(*job)
 		reason string // of both legs
 	}{
-		"nonce":         {func(j *job) { j.prefill.Nonce[0] ^= 1 }, "wrong_nonce"},
-		"transfer":      {func(j *job) { id := id.NewTransfer(); j.prefill.TransferId = id[:] }, "wrong_transfer"},
-		"request":       {func(j *job) { r := id.NewRequest(time.Now()); j.prefill.RequestId = r[:] }, "wrong_request"},
-		"owner":         {func(j *job) { j.prefill.Owner = append([]byte{9}, j.prefill.Owner[1:]...) }, "wrong_owner"},
-		"token":         {func(j *job) { j.prefill.Tokens[3]++ }, "wrong_tokens"},
-		"one less":      {func(j *job) { j.prefill.Tokens = j.prefill.Tokens[:39] }, "coverage"},
-		"one token":     {func(j *job) { j.prefill.Tokens = j.prefill.Tokens[:1] }, "coverage"}, // the incident
-		"one more":      {func(j *job) { j.prefill.Tokens = append(j.prefill.Tokens, 7) }, "coverage"},
+		"nonce":    {func(j *job) { j.prefill.Nonce[0] ^= 1 }, "wrong_nonce"},
+		"transfer": {func(j *job) { id := id.NewTransfer(); j.prefill.TransferId = id[:] }, "wrong_transfer"},
+		"request":  {func(j *job) { r := id.NewRequest(time.Now()); j.prefill.RequestId = r[:] }, "wrong_request"},
+		"owner":    {func(j *job) { j.prefill.Owner = append([]byte{9}, j.prefill.Owner[1:]...) }, "wrong_owner"},
+		"token":    {func(j *job) { j.prefill.Tokens[3]++ }, "wrong_tokens"},
+		// A prompt of several chunks is found out by the first preview.
+		"one less":  {func(j *job) { j.prefill.Tokens = j.prefill.Tokens[:39] }, "wrong_tokens"},
+		"one token": {func(j *job) { j.prefill.Tokens = j.prefill.Tokens[:1] }, "coverage"}, // the incident: no preview
+		"one more":  {func(j *job) { j.prefill.Tokens = append(j.prefill.Tokens, 7) }, "wrong_tokens"},
+		"one more, old": {func(j *job) {
+			j.prefill.Tokens = append(j.prefill.Tokens, 7)
+			j.prefill.HandoffVersion, j.generate.HandoffVersion = 1, 1
+		}, "coverage"},
+		"versions":      {func(j *job) { j.prefill.HandoffVersion = 1 }, "wrong_version"},
 		"announced one": {func(j *job) { j.generate.PromptTokens = 1 }, "coverage"},
 		"digest":        {func(j *job) { j.generate.TokenDigest[0] ^= 1 }, "wrong_tokens"},
 	} {
@@ -493,11 +499,12 @@ func offerOf(t *testing.T, c *cluster, who peer.Identity, j *job) []byte {
 	table.Close()
 	sealed, err := filler.Seal(20)
 	assert.NoError(t, err)
-	offer, err := handoff.NewOffer(fabric.NewServer(fabric.ServerOptions{}), sealed, handoff.Meta{
+	offer := handoff.NewOffer(fabric.NewServer(fabric.ServerOptions{}), handoff.Meta{
+		Version: uint16(max(g.HandoffVersion, 1)),
 		Request: id.Request(g.RequestId), Transfer: id.Transfer(g.TransferId), Nonce: id.Nonce(g.Nonce),
 		PrefillEpoch: who.Epoch, DecodeEpoch: c.decode.who.Epoch, Model: c.digest, TokenDigest: [32]byte(g.TokenDigest),
 	})
-	assert.NoError(t, err)
+	assert.NoError(t, offer.Complete(sealed))
 	t.Cleanup(func() { offer.Abort(); assert.NoError(t, pool.Close()) })
 	return offer.Manifest()
 }

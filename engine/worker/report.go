@@ -54,6 +54,9 @@ func (w *worker) newReporter(l leg, api, pages net.Listener) (*reporter, error) 
 		Pages: uint32(w.set.Pages), ContextWindow: uint32(w.window),
 		Build: w.set.Build, CpuLevel: w.level, Pid: uint32(os.Getpid()),
 	}
+	for _, v := range w.set.handoff {
+		r.HandoffVersions = append(r.HandoffVersions, uint32(v))
+	}
 	if pages != nil {
 		r.Role, r.FabricAddress = poolv1.Role_ROLE_PREFILL, fabric.Address(pages)
 	}

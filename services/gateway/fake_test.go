@@ -64,6 +64,11 @@ type bundle struct {
 	ended    chan struct{} // decode's call ended
 }
 
+// Preview is not used: the fake workers speak version 1 of the hand-off.
+func (fakeDecode) Preview(context.Context, *workerv1.PreviewRequest) (*workerv1.PreviewResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, nil)
+}
+
 type identityKey struct{}
 
 func setup(t *testing.T, s script) *bundle {

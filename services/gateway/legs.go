@@ -48,8 +48,9 @@ func startLegs(ctx context.Context, cancel context.CancelCauseFunc, pair pool.Pa
 			Temperature: r.Params.Temperature, TopK: uint32(r.Params.TopK), TopP: r.Params.TopP, MinP: r.Params.MinP,
 			FrequencyPenalty: r.Params.FrequencyPenalty, PresencePenalty: r.Params.PresencePenalty, Seed: r.Params.Seed,
 		},
-		Stop:    r.Stop,
-		Prefill: &workerv1.Peer{Epoch: pair.Prefill.Epoch[:], Address: pair.Prefill.Address, FabricAddress: pair.Prefill.FabricAddress},
+		Stop:           r.Stop,
+		HandoffVersion: uint32(pair.Handoff),
+		Prefill:        &workerv1.Peer{Epoch: pair.Prefill.Epoch[:], Address: pair.Prefill.Address, FabricAddress: pair.Prefill.FabricAddress},
 	})
 	if err != nil {
 		return nil, fail(legDecode, err)
@@ -69,7 +70,8 @@ func startLegs(ctx context.Context, cancel context.CancelCauseFunc, pair pool.Pa
 		res, err := pair.Prefill.PrefillClient.Prefill(ctx, &workerv1.PrefillRequest{
 			RequestId: r.ID[:], Owner: owner[:], LeaseId: prefillLease[:], TransferId: transfer[:], Nonce: nonce[:],
 			ModelDigest: pair.Prefill.Model[:], Tokens: tokens,
-			Decode: &workerv1.Peer{Epoch: pair.Decode.Epoch[:], Address: pair.Decode.Address},
+			Decode:         &workerv1.Peer{Epoch: pair.Decode.Epoch[:], Address: pair.Decode.Address},
+			HandoffVersion: uint32(pair.Handoff),
 		})
 		if err != nil {
 			f := fail(legPrefill, err)

@@ -137,7 +137,7 @@ func Sealed(t testing.TB, p *kv.Pool, owner id.Owner, tokens int, seed uint64) *
 // Claim is the claim that the sealed pages deserve.
 func Claim(t testing.TB, s *kv.Sealed, key kv.DigestKey) kv.Claim {
 	t.Helper()
-	sums, err := s.Sums(key)
+	sums, err := s.Sums(key, 0)
 	assert.NoError(t, err)
 	c := kv.Claim{Tokens: s.Tokens(), Key: key}
 	for i, r := range Refs(s.Extents()) {

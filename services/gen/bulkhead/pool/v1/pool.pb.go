@@ -87,8 +87,10 @@ type RegisterRequest struct {
 	Build         string                 `protobuf:"bytes,10,opt,name=build,proto3" json:"build,omitempty"`                                      // version and commit
 	CpuLevel      string                 `protobuf:"bytes,11,opt,name=cpu_level,json=cpuLevel,proto3" json:"cpu_level,omitempty"`
 	Pid           uint32                 `protobuf:"varint,12,opt,name=pid,proto3" json:"pid,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Versions of the hand-off that the worker speaks; none is version 1 alone.
+	HandoffVersions []uint32 `protobuf:"varint,13,rep,packed,name=handoff_versions,json=handoffVersions,proto3" json:"handoff_versions,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *RegisterRequest) Reset() {
@@ -203,6 +205,13 @@ func (x *RegisterRequest) GetPid() uint32 {
 		return x.Pid
 	}
 	return 0
+}
+
+func (x *RegisterRequest) GetHandoffVersions() []uint32 {
+	if x != nil {
+		return x.HandoffVersions
+	}
+	return nil
 }
 
 type RegisterResponse struct {
@@ -527,7 +536,7 @@ var File_bulkhead_pool_v1_pool_proto protoreflect.FileDescriptor
 
 const file_bulkhead_pool_v1_pool_proto_rawDesc = "" +
 	"\n" +
-	"\x1bbulkhead/pool/v1/pool.proto\x12\x10bulkhead.pool.v1\"\xf6\x02\n" +
+	"\x1bbulkhead/pool/v1/pool.proto\x12\x10bulkhead.pool.v1\"\xa1\x03\n" +
 	"\x0fRegisterRequest\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\fR\x05epoch\x12*\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x16.bulkhead.pool.v1.RoleR\x04role\x12\x18\n" +
@@ -542,7 +551,8 @@ const file_bulkhead_pool_v1_pool_proto_rawDesc = "" +
 	"\x05build\x18\n" +
 	" \x01(\tR\x05build\x12\x1b\n" +
 	"\tcpu_level\x18\v \x01(\tR\bcpuLevel\x12\x10\n" +
-	"\x03pid\x18\f \x01(\rR\x03pid\"5\n" +
+	"\x03pid\x18\f \x01(\rR\x03pid\x12)\n" +
+	"\x10handoff_versions\x18\r \x03(\rR\x0fhandoffVersions\"5\n" +
 	"\x10RegisterResponse\x12!\n" +
 	"\fheartbeat_ms\x18\x01 \x01(\rR\vheartbeatMs\"\xa2\x03\n" +
 	"\x10HeartbeatRequest\x12\x14\n" +

@@ -278,11 +278,13 @@ type PrefillRequest struct {
 	TransferId []byte                 `protobuf:"bytes,4,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"` // 16 bytes
 	Nonce      []byte                 `protobuf:"bytes,5,opt,name=nonce,proto3" json:"nonce,omitempty"`                             // 16 bytes
 	// 32 bytes: SHA-256 of the model file.
-	ModelDigest   []byte   `protobuf:"bytes,6,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`
-	Tokens        []uint32 `protobuf:"varint,7,rep,packed,name=tokens,proto3" json:"tokens,omitempty"`
-	Decode        *Peer    `protobuf:"bytes,8,opt,name=decode,proto3" json:"decode,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ModelDigest []byte   `protobuf:"bytes,6,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`
+	Tokens      []uint32 `protobuf:"varint,7,rep,packed,name=tokens,proto3" json:"tokens,omitempty"`
+	Decode      *Peer    `protobuf:"bytes,8,opt,name=decode,proto3" json:"decode,omitempty"`
+	// Version of the hand-off that both legs speak; 0 is 1.
+	HandoffVersion uint32 `protobuf:"varint,9,opt,name=handoff_version,json=handoffVersion,proto3" json:"handoff_version,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *PrefillRequest) Reset() {
@@ -369,6 +371,13 @@ func (x *PrefillRequest) GetDecode() *Peer {
 		return x.Decode
 	}
 	return nil
+}
+
+func (x *PrefillRequest) GetHandoffVersion() uint32 {
+	if x != nil {
+		return x.HandoffVersion
+	}
+	return 0
 }
 
 // Peer is where the other leg is found.
@@ -495,10 +504,12 @@ type GenerateRequest struct {
 	MaxOutputTokens uint32    `protobuf:"varint,10,opt,name=max_output_tokens,json=maxOutputTokens,proto3" json:"max_output_tokens,omitempty"`
 	Sampling        *Sampling `protobuf:"bytes,11,opt,name=sampling,proto3" json:"sampling,omitempty"`
 	// Stop strings; none of them, nor a part of one that matches, is ever sent.
-	Stop          []string `protobuf:"bytes,12,rep,name=stop,proto3" json:"stop,omitempty"`
-	Prefill       *Peer    `protobuf:"bytes,13,opt,name=prefill,proto3" json:"prefill,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Stop    []string `protobuf:"bytes,12,rep,name=stop,proto3" json:"stop,omitempty"`
+	Prefill *Peer    `protobuf:"bytes,13,opt,name=prefill,proto3" json:"prefill,omitempty"`
+	// As in PrefillRequest.
+	HandoffVersion uint32 `protobuf:"varint,14,opt,name=handoff_version,json=handoffVersion,proto3" json:"handoff_version,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GenerateRequest) Reset() {
@@ -620,6 +631,13 @@ func (x *GenerateRequest) GetPrefill() *Peer {
 		return x.Prefill
 	}
 	return nil
+}
+
+func (x *GenerateRequest) GetHandoffVersion() uint32 {
+	if x != nil {
+		return x.HandoffVersion
+	}
+	return 0
 }
 
 // Sampling are the parameters of engine/sample.Params.
@@ -1151,6 +1169,103 @@ func (x *OfferResponse) GetManifestRoot() []byte {
 	return nil
 }
 
+type PreviewRequest struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	RequestId  []byte                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`    // 16 bytes
+	TransferId []byte                 `protobuf:"bytes,2,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"` // 16 bytes
+	// The preview in the encoding of engine/handoff.
+	Preview       []byte `protobuf:"bytes,3,opt,name=preview,proto3" json:"preview,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreviewRequest) Reset() {
+	*x = PreviewRequest{}
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreviewRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreviewRequest) ProtoMessage() {}
+
+func (x *PreviewRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreviewRequest.ProtoReflect.Descriptor instead.
+func (*PreviewRequest) Descriptor() ([]byte, []int) {
+	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *PreviewRequest) GetRequestId() []byte {
+	if x != nil {
+		return x.RequestId
+	}
+	return nil
+}
+
+func (x *PreviewRequest) GetTransferId() []byte {
+	if x != nil {
+		return x.TransferId
+	}
+	return nil
+}
+
+func (x *PreviewRequest) GetPreview() []byte {
+	if x != nil {
+		return x.Preview
+	}
+	return nil
+}
+
+type PreviewResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreviewResponse) Reset() {
+	*x = PreviewResponse{}
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreviewResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreviewResponse) ProtoMessage() {}
+
+func (x *PreviewResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreviewResponse.ProtoReflect.Descriptor instead.
+func (*PreviewResponse) Descriptor() ([]byte, []int) {
+	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{16}
+}
+
 type DrainRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1159,7 +1274,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[15]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1171,7 +1286,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[15]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1184,7 +1299,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{15}
+	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{17}
 }
 
 type DrainResponse struct {
@@ -1195,7 +1310,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[16]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1207,7 +1322,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[16]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1220,7 +1335,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{16}
+	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{18}
 }
 
 var File_bulkhead_worker_v1_worker_proto protoreflect.FileDescriptor
@@ -1249,7 +1364,7 @@ const file_bulkhead_worker_v1_worker_proto_rawDesc = "" +
 	"compute_us\x18\x06 \x01(\x04R\tcomputeUs\x12\x1d\n" +
 	"\n" +
 	"handoff_us\x18\a \x01(\x04R\thandoffUs\x12\x19\n" +
-	"\bqueue_us\x18\b \x01(\x04R\aqueueUs\"\x84\x02\n" +
+	"\bqueue_us\x18\b \x01(\x04R\aqueueUs\"\xad\x02\n" +
 	"\x0ePrefillRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\fR\trequestId\x12\x14\n" +
@@ -1260,13 +1375,14 @@ const file_bulkhead_worker_v1_worker_proto_rawDesc = "" +
 	"\x05nonce\x18\x05 \x01(\fR\x05nonce\x12!\n" +
 	"\fmodel_digest\x18\x06 \x01(\fR\vmodelDigest\x12\x16\n" +
 	"\x06tokens\x18\a \x03(\rR\x06tokens\x120\n" +
-	"\x06decode\x18\b \x01(\v2\x18.bulkhead.worker.v1.PeerR\x06decode\"]\n" +
+	"\x06decode\x18\b \x01(\v2\x18.bulkhead.worker.v1.PeerR\x06decode\x12'\n" +
+	"\x0fhandoff_version\x18\t \x01(\rR\x0ehandoffVersion\"]\n" +
 	"\x04Peer\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\fR\x05epoch\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12%\n" +
 	"\x0efabric_address\x18\x03 \x01(\tR\rfabricAddress\"E\n" +
 	"\x0fPrefillResponse\x122\n" +
-	"\x05facts\x18\x01 \x01(\v2\x1c.bulkhead.worker.v1.LegFactsR\x05facts\"\xd0\x03\n" +
+	"\x05facts\x18\x01 \x01(\v2\x1c.bulkhead.worker.v1.LegFactsR\x05facts\"\xf9\x03\n" +
 	"\x0fGenerateRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\fR\trequestId\x12\x14\n" +
@@ -1284,7 +1400,8 @@ const file_bulkhead_worker_v1_worker_proto_rawDesc = "" +
 	" \x01(\rR\x0fmaxOutputTokens\x128\n" +
 	"\bsampling\x18\v \x01(\v2\x1c.bulkhead.worker.v1.SamplingR\bsampling\x12\x12\n" +
 	"\x04stop\x18\f \x03(\tR\x04stop\x122\n" +
-	"\aprefill\x18\r \x01(\v2\x18.bulkhead.worker.v1.PeerR\aprefill\"\xd7\x01\n" +
+	"\aprefill\x18\r \x01(\v2\x18.bulkhead.worker.v1.PeerR\aprefill\x12'\n" +
+	"\x0fhandoff_version\x18\x0e \x01(\rR\x0ehandoffVersion\"\xd7\x01\n" +
 	"\bSampling\x12 \n" +
 	"\vtemperature\x18\x01 \x01(\x02R\vtemperature\x12\x13\n" +
 	"\x05top_k\x18\x02 \x01(\rR\x04topK\x12\x13\n" +
@@ -1318,14 +1435,22 @@ const file_bulkhead_worker_v1_worker_proto_rawDesc = "" +
 	"transferId\x12\x1a\n" +
 	"\bmanifest\x18\x03 \x01(\fR\bmanifest\"4\n" +
 	"\rOfferResponse\x12#\n" +
-	"\rmanifest_root\x18\x01 \x01(\fR\fmanifestRoot\"\x0e\n" +
+	"\rmanifest_root\x18\x01 \x01(\fR\fmanifestRoot\"j\n" +
+	"\x0ePreviewRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\fR\trequestId\x12\x1f\n" +
+	"\vtransfer_id\x18\x02 \x01(\fR\n" +
+	"transferId\x12\x18\n" +
+	"\apreview\x18\x03 \x01(\fR\apreview\"\x11\n" +
+	"\x0fPreviewResponse\"\x0e\n" +
 	"\fDrainRequest\"\x0f\n" +
 	"\rDrainResponse2f\n" +
 	"\x0ePrefillService\x12T\n" +
-	"\aPrefill\x12\".bulkhead.worker.v1.PrefillRequest\x1a#.bulkhead.worker.v1.PrefillResponse\"\x002\xba\x01\n" +
+	"\aPrefill\x12\".bulkhead.worker.v1.PrefillRequest\x1a#.bulkhead.worker.v1.PrefillResponse\"\x002\x90\x02\n" +
 	"\rDecodeService\x12Y\n" +
 	"\bGenerate\x12#.bulkhead.worker.v1.GenerateRequest\x1a$.bulkhead.worker.v1.GenerateResponse\"\x000\x01\x12N\n" +
-	"\x05Offer\x12 .bulkhead.worker.v1.OfferRequest\x1a!.bulkhead.worker.v1.OfferResponse\"\x002`\n" +
+	"\x05Offer\x12 .bulkhead.worker.v1.OfferRequest\x1a!.bulkhead.worker.v1.OfferResponse\"\x00\x12T\n" +
+	"\aPreview\x12\".bulkhead.worker.v1.PreviewRequest\x1a#.bulkhead.worker.v1.PreviewResponse\"\x002`\n" +
 	"\x0eControlService\x12N\n" +
 	"\x05Drain\x12 .bulkhead.worker.v1.DrainRequest\x1a!.bulkhead.worker.v1.DrainResponse\"\x00B\xc6\x01\n" +
 	"\x16com.bulkhead.worker.v1B\vWorkerProtoP\x01Z5bulkhead.dev/services/gen/bulkhead/worker/v1;workerv1\xa2\x02\x03BWX\xaa\x02\x12Bulkhead.Worker.V1\xca\x02\x12Bulkhead\\Worker\\V1\xe2\x02\x1eBulkhead\\Worker\\V1\\GPBMetadata\xea\x02\x14Bulkhead::Worker::V1b\x06proto3"
@@ -1342,7 +1467,7 @@ func file_bulkhead_worker_v1_worker_proto_rawDescGZIP() []byte {
 	return file_bulkhead_worker_v1_worker_proto_rawDescData
 }
 
-var file_bulkhead_worker_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_bulkhead_worker_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_bulkhead_worker_v1_worker_proto_goTypes = []any{
 	(*Refusal)(nil),          // 0: bulkhead.worker.v1.Refusal
 	(*Extent)(nil),           // 1: bulkhead.worker.v1.Extent
@@ -1359,8 +1484,10 @@ var file_bulkhead_worker_v1_worker_proto_goTypes = []any{
 	(*Finished)(nil),         // 12: bulkhead.worker.v1.Finished
 	(*OfferRequest)(nil),     // 13: bulkhead.worker.v1.OfferRequest
 	(*OfferResponse)(nil),    // 14: bulkhead.worker.v1.OfferResponse
-	(*DrainRequest)(nil),     // 15: bulkhead.worker.v1.DrainRequest
-	(*DrainResponse)(nil),    // 16: bulkhead.worker.v1.DrainResponse
+	(*PreviewRequest)(nil),   // 15: bulkhead.worker.v1.PreviewRequest
+	(*PreviewResponse)(nil),  // 16: bulkhead.worker.v1.PreviewResponse
+	(*DrainRequest)(nil),     // 17: bulkhead.worker.v1.DrainRequest
+	(*DrainResponse)(nil),    // 18: bulkhead.worker.v1.DrainResponse
 }
 var file_bulkhead_worker_v1_worker_proto_depIdxs = []int32{
 	2,  // 0: bulkhead.worker.v1.Refusal.facts:type_name -> bulkhead.worker.v1.LegFacts
@@ -1378,13 +1505,15 @@ var file_bulkhead_worker_v1_worker_proto_depIdxs = []int32{
 	3,  // 12: bulkhead.worker.v1.PrefillService.Prefill:input_type -> bulkhead.worker.v1.PrefillRequest
 	6,  // 13: bulkhead.worker.v1.DecodeService.Generate:input_type -> bulkhead.worker.v1.GenerateRequest
 	13, // 14: bulkhead.worker.v1.DecodeService.Offer:input_type -> bulkhead.worker.v1.OfferRequest
-	15, // 15: bulkhead.worker.v1.ControlService.Drain:input_type -> bulkhead.worker.v1.DrainRequest
-	5,  // 16: bulkhead.worker.v1.PrefillService.Prefill:output_type -> bulkhead.worker.v1.PrefillResponse
-	8,  // 17: bulkhead.worker.v1.DecodeService.Generate:output_type -> bulkhead.worker.v1.GenerateResponse
-	14, // 18: bulkhead.worker.v1.DecodeService.Offer:output_type -> bulkhead.worker.v1.OfferResponse
-	16, // 19: bulkhead.worker.v1.ControlService.Drain:output_type -> bulkhead.worker.v1.DrainResponse
-	16, // [16:20] is the sub-list for method output_type
-	12, // [12:16] is the sub-list for method input_type
+	15, // 15: bulkhead.worker.v1.DecodeService.Preview:input_type -> bulkhead.worker.v1.PreviewRequest
+	17, // 16: bulkhead.worker.v1.ControlService.Drain:input_type -> bulkhead.worker.v1.DrainRequest
+	5,  // 17: bulkhead.worker.v1.PrefillService.Prefill:output_type -> bulkhead.worker.v1.PrefillResponse
+	8,  // 18: bulkhead.worker.v1.DecodeService.Generate:output_type -> bulkhead.worker.v1.GenerateResponse
+	14, // 19: bulkhead.worker.v1.DecodeService.Offer:output_type -> bulkhead.worker.v1.OfferResponse
+	16, // 20: bulkhead.worker.v1.DecodeService.Preview:output_type -> bulkhead.worker.v1.PreviewResponse
+	18, // 21: bulkhead.worker.v1.ControlService.Drain:output_type -> bulkhead.worker.v1.DrainResponse
+	17, // [17:22] is the sub-list for method output_type
+	12, // [12:17] is the sub-list for method input_type
 	12, // [12:12] is the sub-list for extension type_name
 	12, // [12:12] is the sub-list for extension extendee
 	0,  // [0:12] is the sub-list for field type_name
@@ -1407,7 +1536,7 @@ func file_bulkhead_worker_v1_worker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bulkhead_worker_v1_worker_proto_rawDesc), len(file_bulkhead_worker_v1_worker_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

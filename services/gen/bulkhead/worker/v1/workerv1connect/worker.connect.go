@@ -46,6 +46,8 @@ const (
 	DecodeServiceGenerateProcedure = "/bulkhead.worker.v1.DecodeService/Generate"
 	// DecodeServiceOfferProcedure is the fully-qualified name of the DecodeService's Offer RPC.
 	DecodeServiceOfferProcedure = "/bulkhead.worker.v1.DecodeService/Offer"
+	// DecodeServicePreviewProcedure is the fully-qualified name of the DecodeService's Preview RPC.
+	DecodeServicePreviewProcedure = "/bulkhead.worker.v1.DecodeService/Preview"
 	// ControlServiceDrainProcedure is the fully-qualified name of the ControlService's Drain RPC.
 	ControlServiceDrainProcedure = "/bulkhead.worker.v1.ControlService/Drain"
 )
@@ -144,6 +146,11 @@ type DecodeServiceClient interface {
 	// returns when the pages have been pulled and committed, after which the
 	// prefill leg may release its own, or with a Refusal.
 	Offer(context.Context, *v1.OfferRequest) (*v1.OfferResponse, error)
+	// Preview says which pages are finished while the prompt is still computed.
+	// It is called by the prefill leg only, before Offer, and returns when the
+	// pages have been pulled. They are of no use before Offer has proved them.
+	// The hand-off must be of version 2 or later.
+	Preview(context.Context, *v1.PreviewRequest) (*v1.PreviewResponse, error)
 }
 
 // NewDecodeServiceClient constructs a client for the bulkhead.worker.v1.DecodeService service. By
@@ -169,6 +176,12 @@ func NewDecodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(decodeServiceMethods.ByName("Offer")),
 			connect.WithClientOptions(opts...),
 		),
+		preview: connect.NewClient[v1.PreviewRequest, v1.PreviewResponse](
+			httpClient,
+			baseURL+DecodeServicePreviewProcedure,
+			connect.WithSchema(decodeServiceMethods.ByName("Preview")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -176,6 +189,7 @@ func NewDecodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 type decodeServiceClient struct {
 	generate *connect.Client[v1.GenerateRequest, v1.GenerateResponse]
 	offer    *connect.Client[v1.OfferRequest, v1.OfferResponse]
+	preview  *connect.Client[v1.PreviewRequest, v1.PreviewResponse]
 }
 
 // Generate calls bulkhead.worker.v1.DecodeService.Generate.
@@ -186,6 +200,15 @@ func (c *decodeServiceClient) Generate(ctx context.Context, req *v1.GenerateRequ
 // Offer calls bulkhead.worker.v1.DecodeService.Offer.
 func (c *decodeServiceClient) Offer(ctx context.Context, req *v1.OfferRequest) (*v1.OfferResponse, error) {
 	response, err := c.offer.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Preview calls bulkhead.worker.v1.DecodeService.Preview.
+func (c *decodeServiceClient) Preview(ctx context.Context, req *v1.PreviewRequest) (*v1.PreviewResponse, error) {
+	response, err := c.preview.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -204,6 +227,11 @@ type DecodeServiceHandler interface {
 	// returns when the pages have been pulled and committed, after which the
 	// prefill leg may release its own, or with a Refusal.
 	Offer(context.Context, *v1.OfferRequest) (*v1.OfferResponse, error)
+	// Preview says which pages are finished while the prompt is still computed.
+	// It is called by the prefill leg only, before Offer, and returns when the
+	// pages have been pulled. They are of no use before Offer has proved them.
+	// The hand-off must be of version 2 or later.
+	Preview(context.Context, *v1.PreviewRequest) (*v1.PreviewResponse, error)
 }
 
 // NewDecodeServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -225,12 +253,20 @@ func NewDecodeServiceHandler(svc DecodeServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(decodeServiceMethods.ByName("Offer")),
 		connect.WithHandlerOptions(opts...),
 	)
+	decodeServicePreviewHandler := connect.NewUnaryHandlerSimple(
+		DecodeServicePreviewProcedure,
+		svc.Preview,
+		connect.WithSchema(decodeServiceMethods.ByName("Preview")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/bulkhead.worker.v1.DecodeService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case DecodeServiceGenerateProcedure:
 			decodeServiceGenerateHandler.ServeHTTP(w, r)
 		case DecodeServiceOfferProcedure:
 			decodeServiceOfferHandler.ServeHTTP(w, r)
+		case DecodeServicePreviewProcedure:
+			decodeServicePreviewHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -246,6 +282,10 @@ func (UnimplementedDecodeServiceHandler) Generate(context.Context, *v1.GenerateR
 
 func (UnimplementedDecodeServiceHandler) Offer(context.Context, *v1.OfferRequest) (*v1.OfferResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("bulkhead.worker.v1.DecodeService.Offer is not implemented"))
+}
+
+func (UnimplementedDecodeServiceHandler) Preview(context.Context, *v1.PreviewRequest) (*v1.PreviewResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("bulkhead.worker.v1.DecodeService.Preview is not implemented"))
 }
 
 // ControlServiceClient is a client for the bulkhead.worker.v1.ControlService service.
