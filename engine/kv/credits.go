@@ -16,8 +16,9 @@ type Credits struct {
 	spent bool // under pool.mu: returned or taken
 }
 
-// Reserve promises pages to an owner. The error is an ErrExhausted if the pool
-// cannot keep the promise; reserving never waits.
+// Reserve promises pages to an owner, for which it gives up pages that are only
+// remembered. The error is an ErrExhausted if the pool cannot keep the promise,
+// and an ErrQuarantine if too much of it is in quarantine; reserving never waits.
 func (p *Pool) Reserve(owner id.Owner, pages int) (*Credits, error) {
 	if owner.IsZero() {
 		return nil, ErrOwner
@@ -32,6 +33,12 @@ func (p *Pool) Reserve(owner id.Owner, pages int) (*Credits, error) {
 	}
 	if p.corrupt {
 		return nil, ErrCorrupt
+	}
+	if q := p.counts[StateQuarantined]; p.maxQuarantine > 0 && q > p.maxQuarantine {
+		return nil, ErrQuarantine{Pages: q, Max: p.maxQuarantine}
+	}
+	if pages > p.promisable() {
+		p.makeRoom(owner, pages)
 	}
 	if free := p.promisable(); pages > free {
 		return nil, ErrExhausted{Want: pages, Free: free}
@@ -50,6 +57,7 @@ func (c *Credits) Return() {
 	if !c.spent {
 		c.spent = true
 		c.pool.promised -= c.pages
+		c.pool.wakeScrub()
 	}
 }
 
@@ -59,6 +67,43 @@ func (c *Credits) Fill(lease id.Lease) (*Filler, error) {
 	if err != nil {
 		return nil, err
 	}
+	return &Filler{handle{h, h.phase}}, nil
+}
+
+// FillAfter is Fill with the first pages already there: those of start, whose
+// references the filler takes over. They need no credits. On an error start is
+// released; ErrOwner means that it belongs to another owner.
+func (c *Credits) FillAfter(lease id.Lease, start *Sealed) (*Filler, error) {
+	f, err := c.fillAfter(lease, start)
+	if err != nil {
+		start.Release()
+	}
+	return f, err
+}
+
+func (c *Credits) fillAfter(lease id.Lease, start *Sealed) (*Filler, error) {
+	s := start.h
+	if s.owner != c.owner || s.pool != c.pool {
+		return nil, fmt.Errorf("%w: the first pages are not those of the credits", ErrOwner)
+	}
+	h, err := c.take(lease)
+	if err != nil {
+		return nil, err
+	}
+	c.pool.mu.Lock()
+	defer c.pool.mu.Unlock()
+	if err := start.live(); err != nil || s.length != len(s.refs)*c.pool.geometry.PageTokens {
+		h.returnCredits()
+		h.phase++
+		return nil, fmt.Errorf("%w: the first pages are not whole", ErrStale)
+	}
+	s.phase++ // its references are the filler's now
+	h.refs, h.wiped, h.extents = s.refs, s.wiped, s.extents
+	h.length, h.granted = s.length, s.granted
+	covered := min(len(h.refs), h.credits)
+	h.credits -= covered
+	c.pool.promised -= covered
+	c.pool.wakeScrub()
 	return &Filler{handle{h, h.phase}}, nil
 }
 

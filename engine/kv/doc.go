@@ -42,16 +42,18 @@
 //
 //	             grant               fill                seal
 //	Clean ────────┐       ┌──────────────────► Filling ─────────┐
-//	              ▼       │                     ▲    │ free     ▼
-//	            Granted ──┤               adopt │    │        Sealed(refs)
-//	              ▲       │  land               │    │          │ free at refs 0
-//	Dirty ────────┘       └──────► Reading ─────┴────┼── commit─►
-//	  ▲                               │ free         │          │
+//	  ▲           ▼       │                     ▲    │ free     ▼
+//	  │ scrubbed Granted ─┤               adopt │    │        Sealed(refs)
+//	Scrubbing     ▲       │  land               │    │          │ free at refs 0
+//	  ▲ scrub     │       └──────► Reading ─────┴────┼── commit─►
+//	Dirty ────────┘                   │ free         │          │
+//	  ▲                               │              │          │
 //	  └───────────────────────────────┴──────────────┴──────────┘
 //
 //	Granted, Filling, Reading, Sealed ── quarantine ──► Quarantined ── clear ──► Dirty
 //
-// Clean means that no owner ever had the page. Granted pages belong to a lease
+// Clean means that the page was wiped since its last owner gave it back, or
+// never had one. Granted pages belong to a lease
 // but are out of its reach: they are being scrubbed. Commit seals the pages of
 // a landing but the one that holds its last position; that one is adopted,
 // because decoding writes on there. A page that a sequence has filled is
@@ -71,14 +73,29 @@
 // One counter per pool numbers the grants; all pages of a grant carry its
 // number. A PageRef is a page and the generation it was granted under, and
 // every use compares both, so a reference that outlives its grant is ErrStale.
-// At a grant a page is scrubbed if its last owner is another one (or always, by
-// policy). Pages that nobody ever used need no scrub.
+// At a grant a dirty page is scrubbed if its last owner is another one (or
+// always, by policy). Pool.Scrub wipes free pages ahead of that, within a bound
+// on the memory bandwidth that it takes; what it wiped, and pages that nobody
+// ever used, need no scrub. Each page keeps the proof of its last scrub:
+// generation, time and method.
+//
+// # What is remembered
+//
+// The prefill leg may keep the full pages of a prompt that the other leg has
+// verified (Sealed.Remember), for later prompts of the same owner, model and
+// adapter that begin with the same token ids (Pool.Recall, Credits.FillAfter).
+// Such pages are sealed and shared by reference. They are found by the scope and
+// the ids themselves, not by a hash. Each owner has a share, within which its
+// own oldest pages give way; when credits are short, remembered pages that
+// nobody uses give way, those of the owner who asks first.
 //
 // # Credits
 //
 // Reserve promises pages without choosing them. The sum of all promises never
 // exceeds the free pages, so a Grant against credits cannot fail for lack of
-// pages. Whatever ends a lease returns the credits it did not use.
+// pages. Whatever ends a lease returns the credits it did not use. A pool may
+// have a limit of pages in quarantine, beyond which it promises nothing: who
+// keeps pages open for ever costs capacity, never safety.
 //
 // # Errors and panics
 //

@@ -41,3 +41,12 @@ type ErrExhausted struct{ Want, Free int }
 func (e ErrExhausted) Error() string {
 	return fmt.Sprintf("pool exhausted: want %d pages, %d can be promised", e.Want, e.Free)
 }
+
+// ErrQuarantine means that a pool promises nothing because more pages than it
+// may are in quarantine: given up, but still open to somebody who was not yet
+// proven to be done or dead.
+type ErrQuarantine struct{ Pages, Max int }
+
+func (e ErrQuarantine) Error() string {
+	return fmt.Sprintf("%d pages are in quarantine, at most %d may be", e.Pages, e.Max)
+}

@@ -12,7 +12,7 @@ type EventKind uint8
 // The kinds.
 const (
 	EventGrant      EventKind = iota + 1 // Owner and Lease hold the pages from here
-	EventScrub                           // the pages were wiped for that grant
+	EventScrub                           // the pages were wiped; Method says when
 	EventSeal                            // no forward pass and no fabric writes them any more
 	EventFree                            // given back; nobody has them open
 	EventQuarantine                      // given back; Reason says who still has them open
@@ -49,6 +49,34 @@ type Event struct {
 	Owner        id.Owner
 	Lease        id.Lease
 	Reason       QuarantineReason
+	// Method says how a scrub came about; NotScrubbed with every other kind.
+	Method ScrubMethod
+}
+
+// ScrubMethod is how a page came to be wiped.
+type ScrubMethod uint8
+
+// The methods.
+const (
+	NotScrubbed ScrubMethod = iota
+	// AtGrant: between the grant to a new owner, whose generation the event has,
+	// and the first use.
+	AtGrant
+	// Ahead: while the page was free, after the grant whose generation the event
+	// has and before any other.
+	Ahead
+)
+
+func (m ScrubMethod) String() string {
+	switch m {
+	case NotScrubbed:
+		return "not scrubbed"
+	case AtGrant:
+		return "at grant"
+	case Ahead:
+		return "ahead"
+	}
+	return fmt.Sprintf("method(%d)", uint8(m))
 }
 
 // history collects neighboring pages into one event. It is used under the lock
@@ -64,10 +92,15 @@ func (h *history) add(kind EventKind, index uint32) {
 	}
 	pg := &h.p.pages[index]
 	e := Event{Kind: kind, First: index, Count: 1, Generation: pg.generation, Owner: pg.owner, Lease: pg.lease, Reason: pg.reason}
-	if c := &h.cur; c.Count > 0 && c.Kind == e.Kind && c.First+c.Count == index && c.Generation == e.Generation &&
-		c.Owner == e.Owner && c.Lease == e.Lease && c.Reason == e.Reason {
-		c.Count++
-		return
+	if kind == EventScrub {
+		e.Method = pg.scrub.Method
+	}
+	if c := &h.cur; c.Count > 0 && c.First+c.Count == index {
+		if e.First, e.Count, e.Seq = c.First, c.Count, c.Seq; e == *c { // alike but for the place
+			c.Count++
+			return
+		}
+		e.First, e.Count = index, 1
 	}
 	h.flush()
 	h.cur = e

@@ -35,14 +35,28 @@ func (p *Pool) Audit() error {
 		if g.readers < 0 || g.writers < 0 || g.refs < 0 {
 			return fmt.Errorf("page %d has %d readers, %d writers, %d refs", i, g.readers, g.writers, g.refs)
 		}
-		if (g.state == StateClean) != g.owner.IsZero() {
-			return fmt.Errorf("page %d is %v with owner %v", i, g.state, g.owner.Short())
+		// Clean is what nobody had, or what was wiped after its last grant.
+		if want := g.owner.IsZero() || g.scrub.Generation == g.generation && g.scrub.Method == Ahead; g.state == StateClean && !want || g.state == StateDirty && g.owner.IsZero() {
+			return fmt.Errorf("page %d is %v with owner %v and %v", i, g.state, g.owner.Short(), g.scrub)
+		}
+		if bit := p.clean[i/64]&(1<<(i%64)) != 0; bit != (g.state == StateClean) {
+			return fmt.Errorf("page %d is %v, but its clean bit is %v", i, g.state, bit)
+		}
+		if g.state == StateClean {
+			for _, b := range p.bytes(uint32(i)) {
+				if b != map[Pattern]byte{Zero: 0, NaN: 0xFF}[p.pattern] {
+					return fmt.Errorf("page %d is clean and holds %x", i, b)
+				}
+			}
 		}
 		if (g.state == StateQuarantined) != (g.reason != NotQuarantined) {
 			return fmt.Errorf("page %d is %v with reason %v", i, g.state, g.reason)
 		}
 		if g.state == StateSealed && g.writers != 0 {
 			return fmt.Errorf("page %d is sealed with %d writers", i, g.writers)
+		}
+		if (g.state == StateScrubbing) && (g.writers != 1 || g.readers != 0 || g.refs != 0) {
+			return fmt.Errorf("page %d is %v with %d writers, %d readers, %d refs", i, g.state, g.writers, g.readers, g.refs)
 		}
 		if g.generation > p.generation {
 			return fmt.Errorf("page %d has generation %d of %d", i, g.generation, p.generation)

@@ -147,10 +147,8 @@ func (a handle) grant(n int, op Op) error {
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.scrubbed += uint64(len(wipe))
 	for _, i := range wipe {
-		p.pages[i].scrubs++
-		ev.add(EventScrub, i)
+		p.wiped(i, AtGrant, &ev)
 	}
 	for _, i := range got {
 		g := &p.pages[i]
@@ -221,6 +219,7 @@ func (h *holding) share(pages int) *Sealed {
 func (h *holding) returnCredits() {
 	h.pool.promised -= h.credits
 	h.credits = 0
+	h.pool.wakeScrub()
 }
 
 // release gives back all pages and credits of a handle that is still live.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/bits"
 	"sync"
+	"time"
 
 	"bulkhead.dev/infra/id"
 )
@@ -48,20 +49,35 @@ type Config struct {
 	// is called under the lock of the pool: it must be quick and must not call
 	// the pool.
 	OnEvent func(Event)
+	// MaxQuarantine is how many pages may be in quarantine before Reserve
+	// refuses everything; 0 is no limit.
+	MaxQuarantine int
+	// CachePerOwner is how many pages of finished prompts are kept for each
+	// owner, see Remember. 0 keeps none.
+	CachePerOwner int
+	// Now is the clock for what is told about pages; nil is the system clock.
+	Now func() time.Time
 }
 
 // Pool is a fixed set of pages. All methods may be called from any goroutine.
 type Pool struct {
-	geometry  Geometry
-	pageBytes int
-	scrub     ScrubPolicy
-	pattern   Pattern
-	arena     *arena
-	onEvent   func(Event)
+	geometry      Geometry
+	pageBytes     int
+	scrub         ScrubPolicy
+	pattern       Pattern
+	arena         *arena
+	onEvent       func(Event)
+	now           func() time.Time
+	maxQuarantine int
+	dirtied       chan struct{} // holds one element when there may be work for Scrub
 
 	mu     sync.Mutex
 	pages  []page         // under mu
 	free   []uint64       // under mu; bit set: page is Clean or Dirty
+	clean  []uint64       // under mu; bit set: page is Clean
+	ahead  bool           // under mu; Scrub runs
+	cursor uint32         // under mu; where Scrub looks next
+	cache  cache          // under mu
 	counts [numStates]int // under mu; pages by state
 	// promised counts credits that are reserved and not drawn. It never
 	// exceeds the free pages. Under mu.
@@ -70,7 +86,8 @@ type Pool struct {
 	seq        uint64 // under mu
 	grants     uint64 // under mu
 	granted    uint64 // under mu
-	scrubbed   uint64 // under mu
+	scrubbed   uint64 // under mu; all, and those of Scrub
+	wipedAhead uint64 // under mu
 	closed     bool   // under mu
 	// corrupt means that the books were found wrong. Nothing is granted, read,
 	// written or freed any more. Under mu.
@@ -89,6 +106,16 @@ type page struct {
 	readers    int32 // open holds
 	writers    int32
 	scrubs     uint32
+	scrub      ScrubProof
+	since      time.Time // of the last change of state
+}
+
+// ScrubProof says when a page was last wiped.
+type ScrubProof struct {
+	// Generation is the grant for which (AtGrant) or after which (Ahead) it was.
+	Generation uint64
+	At         time.Time
+	Method     ScrubMethod
 }
 
 // New makes a pool. Close it.
@@ -102,6 +129,12 @@ func New(c Config) (*Pool, error) {
 	if c.Scrub > Always || c.Pattern > NaN {
 		return nil, fmt.Errorf("%w: scrub policy %d, pattern %d", ErrConfig, c.Scrub, c.Pattern)
 	}
+	if c.MaxQuarantine < 0 || c.CachePerOwner < 0 {
+		return nil, fmt.Errorf("%w: at most %d pages in quarantine, %d cached", ErrConfig, c.MaxQuarantine, c.CachePerOwner)
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
 	pageBytes := c.Geometry.PageBytes()
 	a, err := newArena(pageBytes*c.Pages, c.Memory, c.Lock)
 	if err != nil {
@@ -109,11 +142,15 @@ func New(c Config) (*Pool, error) {
 	}
 	p := &Pool{
 		geometry: c.Geometry, pageBytes: pageBytes, scrub: c.Scrub, pattern: c.Pattern,
-		arena: a, onEvent: c.OnEvent,
-		pages: make([]page, c.Pages), free: make([]uint64, (c.Pages+63)/64),
+		arena: a, onEvent: c.OnEvent, now: c.Now, maxQuarantine: c.MaxQuarantine, dirtied: make(chan struct{}, 1),
+		pages: make([]page, c.Pages), free: make([]uint64, (c.Pages+63)/64), clean: make([]uint64, (c.Pages+63)/64),
+		cache: newCache(c.CachePerOwner),
 	}
+	began := p.now()
 	for i := range c.Pages {
 		p.free[i/64] |= 1 << (i % 64)
+		p.clean[i/64] |= 1 << (i % 64)
+		p.pages[i].since = began
 	}
 	p.counts[StateClean] = c.Pages
 	if c.Pattern == NaN {
@@ -143,16 +180,23 @@ func (p *Pool) Close() error {
 	return p.arena.close()
 }
 
-// Stats is a snapshot of a pool. The seven states add up to Pages.
+// Stats is a snapshot of a pool. The eight states add up to Pages.
 type Stats struct {
-	Pages                                                        int
-	Clean, Dirty, Granted, Filling, Reading, Sealed, Quarantined int
+	Pages                                                                   int
+	Clean, Dirty, Scrubbing, Granted, Filling, Reading, Sealed, Quarantined int
 	// Credits are promised and not yet drawn; Free is what Reserve can still
 	// promise.
 	Credits, Free int
 	// Counters since the pool was made: calls that granted, pages they granted,
-	// pages they scrubbed. Generation is the number of the last grant.
-	Grants, GrantedPages, ScrubbedPages, Generation uint64
+	// pages that were scrubbed and those of them that were so ahead of their
+	// grant. Generation is the number of the last grant.
+	Grants, GrantedPages, ScrubbedPages, ScrubbedAhead, Generation uint64
+	// MaxQuarantine is the limit beyond which nothing is promised, 0 for none.
+	MaxQuarantine int
+	// CachedPages are kept for later prompts; they count as Sealed. CacheHits
+	// counts the pages that were found, CacheEvicted those given up for others.
+	CachedPages             int
+	CacheHits, CacheEvicted uint64
 	// Corrupt means that the pool found its own books wrong. It serves nothing
 	// any more; the worker has to be replaced.
 	Corrupt bool
@@ -164,10 +208,12 @@ func (p *Pool) Stats() Stats {
 	defer p.mu.Unlock()
 	return Stats{
 		Pages: len(p.pages),
-		Clean: p.counts[StateClean], Dirty: p.counts[StateDirty], Granted: p.counts[StateGranted], Filling: p.counts[StateFilling],
+		Clean: p.counts[StateClean], Dirty: p.counts[StateDirty], Scrubbing: p.counts[StateScrubbing], Granted: p.counts[StateGranted], Filling: p.counts[StateFilling],
 		Reading: p.counts[StateReading], Sealed: p.counts[StateSealed], Quarantined: p.counts[StateQuarantined],
 		Credits: p.promised, Free: p.promisable(),
-		Grants: p.grants, GrantedPages: p.granted, ScrubbedPages: p.scrubbed, Generation: p.generation,
+		Grants: p.grants, GrantedPages: p.granted, ScrubbedPages: p.scrubbed, ScrubbedAhead: p.wipedAhead, Generation: p.generation,
+		MaxQuarantine: p.maxQuarantine,
+		CachedPages:   p.cache.pages, CacheHits: p.cache.hits, CacheEvicted: p.cache.evicted,
 		Corrupt: p.corrupt,
 	}
 }
@@ -182,6 +228,9 @@ type PageInfo struct {
 	Refs             int
 	Readers, Writers int
 	Scrubs           int
+	Scrub            ScrubProof
+	// Since is when the page came into its state.
+	Since time.Time
 }
 
 // Page tells what the pool knows of the page with this number. It gives no
@@ -192,7 +241,7 @@ func (p *Pool) Page(index uint32) PageInfo {
 	g := &p.pages[index]
 	return PageInfo{
 		State: g.state, Reason: g.reason, Owner: g.owner, Lease: g.lease, Generation: g.generation,
-		Refs: int(g.refs), Readers: int(g.readers), Writers: int(g.writers), Scrubs: int(g.scrubs),
+		Refs: int(g.refs), Readers: int(g.readers), Writers: int(g.writers), Scrubs: int(g.scrubs), Scrub: g.scrub, Since: g.since,
 	}
 }
 
@@ -214,30 +263,42 @@ func (p *Pool) step(index uint32, op Op) {
 	if to == noState {
 		p.fail("page %d is %v and cannot %v", index, from, op)
 	}
-	if to.Free() || op == OpSeal || op == OpCommit || op == OpAdopt {
+	if to.Free() || op == OpScrub || op == OpSeal || op == OpCommit || op == OpAdopt {
 		if g.writers != 0 || (to.Free() && (g.readers != 0 || g.refs != 0)) {
 			p.fail("page %d cannot %v with %d readers, %d writers, %d references", index, op, g.readers, g.writers, g.refs)
 		}
 	}
 	p.counts[from]--
 	p.counts[to]++
-	g.state = to
-	if from.Free() {
-		p.free[index/64] &^= 1 << (index % 64)
+	g.state, g.since = to, p.now()
+	set(p.free, index, to.Free())
+	set(p.clean, index, to == StateClean)
+	if to == StateDirty {
+		p.wakeScrub()
 	}
-	if to.Free() {
-		p.free[index/64] |= 1 << (index % 64)
+}
+
+func set(bits []uint64, index uint32, v bool) {
+	bits[index/64] &^= 1 << (index % 64)
+	if v {
+		bits[index/64] |= 1 << (index % 64)
 	}
 }
 
 // draw picks n free pages, all in one run if there is one, and appends their
 // numbers to dst. Callers hold mu and have drawn n credits, so they exist.
 func (p *Pool) draw(dst []uint32, n int) []uint32 {
-	if first, ok := p.findRun(n); ok {
-		for i := range n {
-			dst = append(dst, first+uint32(i))
+	// Where pages are wiped ahead, a run of those saves the wait for a wipe.
+	for _, bits := range [][]uint64{p.clean, p.free} {
+		if &bits[0] == &p.clean[0] && !p.ahead {
+			continue
 		}
-		return dst
+		if first, ok := p.findRun(bits, n); ok {
+			for i := range n {
+				dst = append(dst, first+uint32(i))
+			}
+			return dst
+		}
 	}
 	for w, word := range p.free {
 		for word != 0 && n > 0 {
@@ -254,11 +315,11 @@ func (p *Pool) draw(dst []uint32, n int) []uint32 {
 	return nil
 }
 
-// findRun returns the first run of n free pages. Callers hold mu.
-func (p *Pool) findRun(n int) (uint32, bool) {
+// findRun returns the first run of n set bits. Callers hold mu.
+func (p *Pool) findRun(free []uint64, n int) (uint32, bool) {
 	run := 0
 	for i := 0; i < len(p.pages); {
-		word := p.free[i/64] >> (i % 64)
+		word := free[i/64] >> (i % 64)
 		left := min(64-i%64, len(p.pages)-i)
 		if word == 0 {
 			run = 0
@@ -321,20 +382,4 @@ func (p *Pool) settle(index uint32, h *history) {
 func (p *Pool) bytes(index uint32) []byte {
 	at := int(index) * p.pageBytes
 	return p.arena.mem[at : at+p.pageBytes : at+p.pageBytes]
-}
-
-// wipe fills a page with the pattern of the pool.
-func (p *Pool) wipe(index uint32) {
-	b := p.bytes(index)
-	if p.pattern == NaN {
-		fillNaN(b)
-		return
-	}
-	clear(b)
-}
-
-func fillNaN(b []byte) {
-	for i := range b {
-		b[i] = 0xFF
-	}
 }

@@ -7,7 +7,7 @@ type State uint8
 
 // The states; doc.go has the picture.
 const (
-	// StateClean: free, and never held by any owner.
+	// StateClean: free, and wiped since it was held, or never held by any owner.
 	StateClean State = iota
 	// StateDirty: free, with the bytes of its last owner still in it.
 	StateDirty
@@ -21,10 +21,12 @@ const (
 	StateSealed
 	// StateQuarantined: given up by its owner while somebody still had it open.
 	StateQuarantined
+	// StateScrubbing: free, and being wiped ahead of its next grant.
+	StateScrubbing
 	numStates
 )
 
-var stateNames = [numStates]string{"clean", "dirty", "granted", "filling", "reading", "sealed", "quarantined"}
+var stateNames = [numStates]string{"clean", "dirty", "granted", "filling", "reading", "sealed", "quarantined", "scrubbing"}
 
 func (s State) String() string {
 	if s < numStates {
@@ -50,10 +52,12 @@ const (
 	OpFree                 // given back, nobody has it open
 	OpQuarantine           // given back, somebody has it open
 	OpClear                // the last hold on a quarantined page closed
+	OpScrub                // taken out to be wiped
+	OpScrubbed             // wiped
 	numOps
 )
 
-var opNames = [numOps]string{"grant", "fill", "land", "seal", "commit", "adopt", "free", "quarantine", "clear"}
+var opNames = [numOps]string{"grant", "fill", "land", "seal", "commit", "adopt", "free", "quarantine", "clear", "scrub", "scrubbed"}
 
 func (o Op) String() string {
 	if o < numOps {
@@ -93,6 +97,9 @@ func Transitions() []Transition {
 		{StateSealed, OpQuarantine, StateQuarantined},
 
 		{StateQuarantined, OpClear, StateDirty},
+
+		{StateDirty, OpScrub, StateScrubbing},
+		{StateScrubbing, OpScrubbed, StateClean},
 	}
 }
 

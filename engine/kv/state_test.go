@@ -19,8 +19,8 @@ func TestTransitionsAreTheCode(t *testing.T) {
 		assert.False(t, twice)
 		allowed[key] = tr.To
 	}
-	for from := kv.StateClean; from <= kv.StateQuarantined; from++ {
-		for op := kv.OpGrant; op <= kv.OpClear; op++ {
+	for from := kv.StateClean; from <= kv.StateScrubbing; from++ {
+		for op := kv.OpGrant; op <= kv.OpScrubbed; op++ {
 			p, err := kv.New(kv.Config{Geometry: kvtest.Geometry(), Pages: 1})
 			assert.NoError(t, err)
 			p.SetState(0, from)
@@ -54,8 +54,8 @@ func TestTransitionsConnect(t *testing.T) {
 		}
 		return seen
 	}
-	assert.Equal(t, len(reach(kv.StateClean)), 7)
-	for s := kv.StateClean; s <= kv.StateQuarantined; s++ {
+	assert.Equal(t, len(reach(kv.StateClean)), 8)
+	for s := kv.StateClean; s <= kv.StateScrubbing; s++ {
 		assert.True(t, reach(s)[kv.StateDirty])
 	}
 	// The walls: what is computed by others is read by passes only after a
@@ -65,7 +65,10 @@ func TestTransitionsConnect(t *testing.T) {
 			assert.True(t, tr.Op == kv.OpAdopt || tr.Op == kv.OpCommit)
 		}
 		if tr.From.Free() {
-			assert.Equal(t, tr.To, kv.StateGranted)
+			assert.True(t, tr.To == kv.StateGranted || tr.To == kv.StateScrubbing)
+		}
+		if tr.From == kv.StateScrubbing {
+			assert.Equal(t, tr.To, kv.StateClean)
 		}
 	}
 }

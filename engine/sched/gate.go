@@ -32,9 +32,16 @@ type GateOptions struct {
 	// PerOwner is how many one owner may have entered and waiting together. It
 	// should be well below Queue, or one owner can fill the queue.
 	PerOwner int
+	// QuarantineWait is how long work waits for pages to come out of quarantine
+	// once more are in it than may be; 0 is DefaultQuarantineWait.
+	QuarantineWait time.Duration
 	// Now is the clock for the waiting time.
 	Now func() time.Time
 }
+
+// DefaultQuarantineWait is above what a reader that lives needs to end, and
+// below what makes a client wait for nothing.
+const DefaultQuarantineWait = time.Second
 
 // Gate admits work to a worker. It is safe for concurrent use.
 type Gate struct {
@@ -69,6 +76,9 @@ type waiter struct {
 
 // NewGate makes a gate in front of the pool.
 func NewGate(pool Reserver, opts GateOptions) *Gate {
+	if opts.QuarantineWait == 0 {
+		opts.QuarantineWait = DefaultQuarantineWait
+	}
 	return &Gate{pool: pool, opts: opts, owners: map[id.Owner]*ownerQueue{}, idle: make(chan struct{})}
 }
 
@@ -110,8 +120,8 @@ func (s *Slot) Leave() {
 
 // Enter waits for a slot and credits for the given pages. It fails at once with
 // ErrQueueFull, ErrOwnerLimit, ErrDraining or *TooLargeError, later with
-// ErrDraining, and with the error of ctx when that ends. The caller must Leave
-// the slot.
+// ErrDraining or a kv.ErrQuarantine, and with the error of ctx when that ends.
+// The caller must Leave the slot.
 func (g *Gate) Enter(ctx context.Context, owner id.Owner, pages int) (*Slot, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -120,10 +130,20 @@ func (g *Gate) Enter(ctx context.Context, owner id.Owner, pages int) (*Slot, err
 	if err != nil {
 		return nil, err
 	}
-	select {
-	case <-w.ready:
-		return w.slot, w.err
-	case <-ctx.Done():
+	patience := time.NewTimer(g.opts.QuarantineWait)
+	defer patience.Stop()
+	for waiting := true; waiting; {
+		select {
+		case <-w.ready:
+			return w.slot, w.err
+		case <-ctx.Done():
+			waiting = false
+		case <-patience.C:
+			if err := g.stuck(owner, w); err != nil {
+				return nil, err
+			}
+			patience.Reset(g.opts.QuarantineWait)
+		}
 	}
 	g.mu.Lock()
 	slot := w.slot
@@ -136,6 +156,26 @@ func (g *Gate) Enter(ctx context.Context, owner id.Owner, pages int) (*Slot, err
 		slot.Leave()
 	}
 	return nil, ctx.Err()
+}
+
+// stuck ends the wait of a waiter whom the quarantine keeps from starting. Those
+// whom work that runs keeps from it go on waiting.
+func (g *Gate) stuck(owner id.Owner, w *waiter) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if w.slot != nil || w.err != nil {
+		return nil // it just came through
+	}
+	credits, err := g.pool.Reserve(owner, w.pages)
+	if err == nil {
+		credits.Return()
+	}
+	q, stuck := errors.AsType[kv.ErrQuarantine](err)
+	if !stuck {
+		return nil
+	}
+	g.remove(owner, w)
+	return q
 }
 
 // enqueue adds a waiter and lets in what can start.
@@ -185,7 +225,7 @@ func (g *Gate) admitOne() bool {
 	for i, q := range g.ring {
 		w := q.queue[0]
 		credits, err := g.pool.Reserve(q.owner, w.pages)
-		if _, full := errors.AsType[kv.ErrExhausted](err); full {
+		if short(err) {
 			if w.passed >= maxPassed {
 				return false // its turn: nobody else starts before it
 			}
@@ -206,6 +246,15 @@ func (g *Gate) admitOne() bool {
 		return true
 	}
 	return false
+}
+
+// short reports whether what is missing can come back.
+func short(err error) bool {
+	if _, ok := errors.AsType[kv.ErrExhausted](err); ok {
+		return true
+	}
+	_, ok := errors.AsType[kv.ErrQuarantine](err)
+	return ok
 }
 
 // fits checks that the pool could hold the pages if nothing else were in it.

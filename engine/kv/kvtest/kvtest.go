@@ -33,6 +33,7 @@ func Pool(t testing.TB, c kv.Config) *kv.Pool {
 	p, err := kv.New(c)
 	assert.NoError(t, err)
 	t.Cleanup(func() {
+		p.Forget(id.Owner{})
 		if err := p.Close(); err != nil {
 			t.Errorf("pages are still held at the end of the test: %v", err)
 		}
