@@ -9,6 +9,9 @@ func (p *Pool) Step(index uint32, op Op) {
 	p.step(index, op)
 }
 
+// ScrubOne does one turn of Scrub.
+func (p *Pool) ScrubOne() (bool, error) { return p.scrubOne() }
+
 // SetState forces a state, to try steps out of it.
 func (p *Pool) SetState(index uint32, s State) {
 	p.mu.Lock()
