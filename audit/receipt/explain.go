@@ -85,6 +85,7 @@ type legView struct {
 	ComputeUS    uint64       `json:"compute_us"`
 	HandoffUS    uint64       `json:"handoff_us"`
 	QueueUS      uint64       `json:"queue_us"`
+	Cached       uint32       `json:"cached_tokens,omitempty"`
 }
 
 type extentView struct {
@@ -110,7 +111,7 @@ func (l *Leg) view() *legView {
 		return nil
 	}
 	v := &legView{Worker: l.Worker.String(), Build: l.Build, Tokens: l.Tokens, Extents: make([]extentView, len(l.Extents)),
-		HandoffBytes: l.HandoffBytes, ComputeUS: l.ComputeUS, HandoffUS: l.HandoffUS, QueueUS: l.QueueUS}
+		HandoffBytes: l.HandoffBytes, ComputeUS: l.ComputeUS, HandoffUS: l.HandoffUS, QueueUS: l.QueueUS, Cached: l.Cached}
 	for i, e := range l.Extents {
 		v.Extents[i] = extentView{e.First, e.Count, e.Generation, e.Scrubbed}
 	}

@@ -106,6 +106,9 @@ type Leg struct {
 	ComputeUS    uint64   `cbor:"7,keyasint,omitempty"`
 	HandoffUS    uint64   `cbor:"8,keyasint,omitempty"`
 	QueueUS      uint64   `cbor:"9,keyasint,omitempty"`
+	// Cached is how many of Tokens were in pages that the worker remembered of an
+	// earlier prompt of the same tenant.
+	Cached uint32 `cbor:"10,keyasint,omitempty"`
 }
 
 // Extent is a run of pages that were granted together.

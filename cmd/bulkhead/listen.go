@@ -167,6 +167,7 @@ func (p *platform) workerStats() []telemetry.WorkerStats {
 		if b := s.Heartbeat; b != nil {
 			w.Queued, w.Running, w.Granted, w.Scrubbed = b.GetQueued(), b.GetRunning(), b.GetGrantedPages(), b.GetScrubbedPages()
 			w.HandoffBytes, w.PrefillTokens, w.DecodeTokens = b.GetHandoffBytes(), b.GetPrefillTokens(), b.GetDecodeTokens()
+			w.ScrubbedAhead, w.Cached, w.CachedTokens, w.MaxQuarantine = b.GetScrubbedAhead(), b.GetCachedPages(), b.GetCachedTokens(), b.GetMaxQuarantine()
 			for _, c := range b.GetPages() {
 				w.Pages[c.GetState()] = c.GetPages()
 			}

@@ -338,6 +338,7 @@ func (p *platform) openWorkers() (err error) {
 			boot: worker.Boot{
 				Role: role, ModelPath: p.store.Path(p.model), ModelDigest: p.model.Digest, Front: front,
 				Threads: w.ThreadsOrDefault(), Backend: w.Backend, Pages: pages, KVType: w.KVType, Scrub: w.Scrub, LockMemory: true,
+				Quarantine: orElse(w.QuarantinePages, max(pages/16, 1)), ScrubRate: int64(w.ScrubMBPerSecond) * 1e6, Handoff: w.HandoffVersion,
 				MaxRunning: w.MaxRunning, Queue: w.Queue, PerTenant: p.cfg.Limits.TenantConcurrency,
 				OfferWait: worker.Span(p.cfg.Timeout.Handoff), DrainFor: worker.Span(p.cfg.Timeout.Drain), Build: buildText(),
 			},
@@ -345,6 +346,7 @@ func (p *platform) openWorkers() (err error) {
 	}
 	p.prefill, p.decode = make(peer.Prefill, prefillPages), make(peer.Decode, decodePages)
 	p.prefill.boot.Chunk = w.PrefillChunk
+	p.prefill.boot.CachePages = prefillPages * w.PrefixCachePercent / 100
 	if p.cfg.Log.Format == "" {
 		format := "json"
 		if telemetry.IsTerminal(os.Stderr) {
@@ -355,6 +357,13 @@ func (p *platform) openWorkers() (err error) {
 		}
 	}
 	return nil
+}
+
+func orElse(v, otherwise int) int {
+	if v == 0 {
+		return otherwise
+	}
+	return v
 }
 
 // workerGrace is what a worker gets on top of its drain before it is killed.

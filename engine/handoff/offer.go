@@ -163,28 +163,38 @@ func (o *Offer) Bytes() (n uint64) {
 // pages: after a commit it has its own. ErrRoot means that it is not the root of
 // this offer, or that the offer was aborted before; the pages are released all
 // the same, and the request must not be answered.
-func (o *Offer) Ack(root [32]byte) error {
-	wasOpen := o.close()
-	if !wasOpen || subtle.ConstantTimeCompare(root[:], o.root[:]) != 1 {
-		return ErrRoot
-	}
-	return nil
+func (o *Offer) Ack(root [32]byte) error { return o.AckThen(root, nil) }
+
+// AckThen is Ack, and calls verified with the pages before it releases them, if
+// the root is that of this offer: then, and only then, the other leg has proof
+// that they hold what the manifest says.
+func (o *Offer) AckThen(root [32]byte, verified func(*kv.Sealed)) error {
+	return o.close(func() error {
+		if o.state != offerOpen || o.encoding == nil || subtle.ConstantTimeCompare(root[:], o.root[:]) != 1 {
+			return ErrRoot
+		}
+		if verified != nil {
+			verified(o.sealed[len(o.sealed)-1])
+		}
+		return nil
+	})
 }
 
 // Abort withdraws the offer and releases the pages. It may be called at any
 // time, any number of times, also after Ack.
-func (o *Offer) Abort() { o.close() }
+func (o *Offer) Abort() { _ = o.close(func() error { return nil }) }
 
-func (o *Offer) close() (wasOpen bool) {
+// close releases everything, after it did what is to be done first.
+func (o *Offer) close(first func() error) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	wasOpen = o.state == offerOpen
-	o.state = offerClosed
-	if wasOpen {
+	err := first()
+	if o.state == offerOpen {
 		o.server.Withdraw(o.m.Transfer)
 		for _, s := range o.sealed {
 			s.Release()
 		}
 	}
-	return wasOpen
+	o.state = offerClosed
+	return err
 }

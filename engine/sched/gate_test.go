@@ -280,3 +280,51 @@ func TestGateSchedules(t *testing.T) {
 		}
 	})
 }
+
+// stuckPool is a pool in which too much is in quarantine, or not.
+type stuckPool struct {
+	Reserver
+	mu    sync.Mutex
+	stuck bool
+}
+
+func (p *stuckPool) set(stuck bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stuck = stuck
+}
+
+func (p *stuckPool) Reserve(o id.Owner, n int) (*kv.Credits, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stuck {
+		return nil, kv.ErrQuarantine{Pages: 9, Max: 8}
+	}
+	return p.Reserver.Reserve(o, n)
+}
+
+// Work that only the quarantine keeps from starting waits for its end, but not
+// for ever. Work that waits for other work does.
+func TestGateQuarantine(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		pool := &stuckPool{Reserver: newPool(t, 10), stuck: true}
+		g := NewGate(pool, GateOptions{Slots: 2, Queue: 5, PerOwner: 5, QuarantineWait: time.Second, Now: time.Now})
+		began := time.Now()
+		_, err := g.Enter(t.Context(), owner(1), 2)
+		assert.Equal(t, assert.ErrorAs[kv.ErrQuarantine](t, err), kv.ErrQuarantine{Pages: 9, Max: 8})
+		assert.Equal(t, time.Since(began), time.Second)
+		waiting, _ := g.Counts()
+		assert.Equal(t, waiting, 0)
+
+		time.AfterFunc(500*time.Millisecond, func() { pool.set(false); g.Recheck() })
+		slot, err := g.Enter(t.Context(), owner(1), 10)
+		assert.NoError(t, err)
+		assert.Equal(t, slot.Waited(), 500*time.Millisecond)
+		time.AfterFunc(time.Minute, slot.Leave)
+		next, err := g.Enter(t.Context(), owner(2), 10)
+		assert.NoError(t, err)
+		assert.Equal(t, next.Waited(), time.Minute)
+		next.Leave()
+	})
+}

@@ -46,7 +46,7 @@ type fill struct {
 	filler *kv.Filler
 	tokens []int32
 	early  func(*kv.Sealed)
-	wrote  int // positions that forward passes reported as written
+	wrote  int // positions that forward passes reported as written, then or now
 	took   time.Duration
 	err    error
 	done   chan struct{}
@@ -55,7 +55,8 @@ type fill struct {
 // Filled is what a prompt left behind and what was measured on the way.
 type Filled struct {
 	Sealed   *kv.Sealed // nil after an error
-	Tokens   int        // positions that the forward passes wrote
+	Tokens   int        // positions that forward passes wrote, those of Start included
+	Cached   int        // positions of Start
 	Extents  []kv.Extent
 	Computed time.Duration // wall time of the passes over this prompt
 }
@@ -77,6 +78,9 @@ type Job struct {
 	Credits *kv.Credits
 	Lease   id.Lease
 	Tokens  []int32
+	// Start has the first pages of the prompt already, if it is set. Fill takes
+	// it.
+	Start *kv.Sealed
 	// Early, if set, is given a handle on the pages that are finished, again
 	// after each chunk but the last. It owns the handle and must not block: the
 	// loop waits for it.
@@ -89,27 +93,25 @@ type Job struct {
 // ErrCanceled within one chunk.
 func (p *Prefill) Fill(ctx context.Context, job Job) (Filled, error) {
 	tokens := job.Tokens
-	if len(tokens) == 0 {
-		return Filled{}, fmt.Errorf("%w: no prompt", ErrRequest)
-	}
-	vocab := p.opts.Model.Vocab()
-	for _, t := range tokens {
-		if t < 0 || int(t) >= vocab {
-			return Filled{}, fmt.Errorf("%w: a token is outside the vocabulary", ErrRequest)
+	if err := p.check(job); err != nil {
+		if job.Start != nil {
+			job.Start.Release()
 		}
+		return Filled{}, err
 	}
-	filler, err := job.Credits.Fill(job.Lease)
+	filler, err := job.filler()
 	if err != nil {
 		return Filled{}, fmt.Errorf("%w: %w", ErrPages, err)
 	}
-	f := &fill{ctx: ctx, filler: filler, tokens: tokens, early: job.Early, done: make(chan struct{})}
+	cached := filler.Len()
+	f := &fill{ctx: ctx, filler: filler, tokens: tokens, wrote: cached, early: job.Early, done: make(chan struct{})}
 	if !p.add(f) {
 		filler.Abort()
 		return Filled{}, ErrStopped
 	}
 	<-f.done
 	p.running.Add(-1)
-	out := Filled{Tokens: f.wrote, Extents: filler.Extents(), Computed: f.took}
+	out := Filled{Tokens: f.wrote, Cached: cached, Extents: filler.Extents(), Computed: f.took}
 	if f.err == nil {
 		out.Sealed, f.err = filler.Seal(f.wrote)
 		if f.err != nil {
@@ -121,6 +123,29 @@ func (p *Prefill) Fill(ctx context.Context, job Job) (Filled, error) {
 		return out, f.err
 	}
 	return out, nil
+}
+
+func (p *Prefill) check(job Job) error {
+	if len(job.Tokens) == 0 {
+		return fmt.Errorf("%w: no prompt", ErrRequest)
+	}
+	if job.Start != nil && job.Start.Tokens() >= len(job.Tokens) {
+		return fmt.Errorf("%w: nothing is left to compute", ErrRequest)
+	}
+	vocab := p.opts.Model.Vocab()
+	for _, t := range job.Tokens {
+		if t < 0 || int(t) >= vocab {
+			return fmt.Errorf("%w: a token is outside the vocabulary", ErrRequest)
+		}
+	}
+	return nil
+}
+
+func (job Job) filler() (*kv.Filler, error) {
+	if job.Start == nil {
+		return job.Credits.Fill(job.Lease)
+	}
+	return job.Credits.FillAfter(job.Lease, job.Start)
 }
 
 func (p *Prefill) add(f *fill) bool {

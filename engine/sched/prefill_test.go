@@ -9,6 +9,7 @@ import (
 
 	"bulkhead.dev/engine/compute"
 	"bulkhead.dev/engine/kv"
+	"bulkhead.dev/engine/kv/kvtest"
 	"bulkhead.dev/infra/assert"
 	"bulkhead.dev/infra/id"
 	"golang.org/x/sync/errgroup"
@@ -198,4 +199,41 @@ func TestPrefillSharesWhatIsFinished(t *testing.T) {
 	}
 	got.Sealed.Release()
 	assert.Equal(t, pool.Stats().Free, 10)
+}
+
+// A prompt that begins with remembered pages computes the rest, and what it
+// then has is the same.
+func TestPrefillAfterRememberedPages(t *testing.T) {
+	t.Parallel()
+	pool, err := kv.New(kv.Config{Geometry: geometry, Pages: 10, CachePerOwner: 4})
+	assert.NoError(t, err)
+	defer func() { pool.Forget(id.Owner{}); assert.NoError(t, pool.Close()) }()
+	p := startPrefill(t, &fakeModel{}, 24)
+	scope := kv.CacheScope{Owner: owner(1)}
+	first, err := p.Fill(t.Context(), Job{Credits: reserve(t, pool, owner(1), 6), Lease: id.NewLease(), Tokens: prompt(90, 1)})
+	assert.NoError(t, err)
+	assert.NoError(t, first.Sealed.Remember(scope, prompt(90, 1)))
+	remembered := kvtest.Refs(first.Extents)[:4]
+	first.Sealed.Release()
+	computed := p.Tokens()
+
+	start, err := pool.Recall(scope, prompt(90, 1))
+	assert.NoError(t, err)
+	again, err := p.Fill(t.Context(), Job{Credits: reserve(t, pool, owner(1), 6), Lease: id.NewLease(), Tokens: prompt(90, 1), Start: start})
+	assert.NoError(t, err)
+	assert.Equal(t, again.Cached, 64)
+	assert.Equal(t, again.Tokens, 90)
+	assert.Equal(t, p.Tokens()-computed, uint64(26))
+	assert.Equal(t, kvtest.Refs(again.Extents)[:4], remembered)
+	assert.Equal(t, len(kvtest.Refs(again.Extents)), 6)
+	again.Sealed.Release()
+
+	// Refused before anything was computed: the pages go back.
+	start, err = pool.Recall(scope, prompt(90, 1))
+	assert.NoError(t, err)
+	credits := reserve(t, pool, owner(1), 4)
+	_, err = p.Fill(t.Context(), Job{Credits: credits, Lease: id.NewLease(), Tokens: prompt(64, 1), Start: start})
+	assert.ErrorIs(t, err, ErrRequest)
+	credits.Return()
+	assert.Equal(t, pool.Stats().Sealed, 4)
 }

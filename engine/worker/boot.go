@@ -34,7 +34,10 @@ type Boot struct {
 	Threads    int    `json:"threads"`     // for arithmetic; 0 is one
 	Backend    string `json:"backend"`     // "c", "go", or "" for the best
 	CPULevel   string `json:"cpu_level"`   // "" for the best
-	Pages      int    `json:"pages"`       // size of the KV pool
+	Pages      int    `json:"pages"`       // usable pages of the KV pool
+	Quarantine int    `json:"quarantine"`  // pages on top that may be in quarantine; beyond, work is refused; 0 is no limit
+	CachePages int    `json:"cache_pages"` // pages of prompts remembered for each owner, prefill only
+	ScrubRate  int64  `json:"scrub_rate"`  // bytes a second that free pages are wiped at ahead of use; 0 wipes at use
 	KVType     string `json:"kv_type"`     // "f16" or "f32"
 	Scrub      string `json:"scrub"`       // "on-tenant-change" (also "") or "always"
 	ScrubWith  string `json:"scrub_with"`  // "zero" (also ""), or "nan" for tests
@@ -134,7 +137,7 @@ func (b Boot) check() (settings, error) {
 		name string
 		v    int
 		lo   int
-	}{{"pages", b.Pages, 1}, {"max_running", b.MaxRunning, 1}, {"queue", b.Queue, 0}, {"per_tenant", b.PerTenant, 1}, {"threads", b.Threads, 0}, {"mailbox", b.Mailbox, 0}} {
+	}{{"pages", b.Pages, 1}, {"max_running", b.MaxRunning, 1}, {"queue", b.Queue, 0}, {"per_tenant", b.PerTenant, 1}, {"threads", b.Threads, 0}, {"mailbox", b.Mailbox, 0}, {"quarantine", b.Quarantine, 0}, {"cache_pages", b.CachePages, 0}} {
 		if f.v < f.lo {
 			return bad("%s is %d, want at least %d", f.name, f.v, f.lo)
 		}
@@ -144,6 +147,12 @@ func (b Boot) check() (settings, error) {
 	}
 	if (b.Role == peer.Prefill) != (b.FabricListen != "") {
 		return bad("a page server belongs to the prefill role, and only to it")
+	}
+	if b.ScrubRate < 0 {
+		return bad("scrub_rate is %d, want at least 0", b.ScrubRate)
+	}
+	if b.CachePages > 0 && b.Role != peer.Prefill {
+		return bad("only the prefill role remembers prompts")
 	}
 	if s.SlowLimit < 0 || s.OfferWait < 0 || s.DrainFor < 0 {
 		return bad("a time span is negative")

@@ -281,3 +281,67 @@ func TestUnknownVersion(t *testing.T) {
 	assert.Equal(t, c.do(t.Context(), j, nil).reasons()[1], "wrong_version")
 	c.restored()
 }
+
+// The second prompt that begins like one before computes less, says so, and is
+// answered as it would be without. Another tenant's computes everything.
+func TestPrefixCache(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, "")
+	c.pair(func(b *Boot) {
+		if b.Role == peer.Prefill {
+			b.CachePages, b.Chunk = 32, 24
+		}
+	})
+	ask := func(owner byte, n int) *outcome {
+		o := c.do(t.Context(), c.job(owner, prompt(n, 1), 20), nil)
+		assert.NoError(t, errors.Join(o.err, o.prefillErr))
+		assert.Equal(t, o.prefilled.GetTokens(), uint32(n))
+		return o
+	}
+	first := ask(1, 200)
+	assert.Equal(t, first.prefilled.GetCachedTokens(), uint32(0))
+	second := ask(1, 200)
+	assert.Equal(t, second.prefilled.GetCachedTokens(), uint32(192))
+	assert.Equal(t, second.ids, first.ids)
+	longer := ask(1, 220)
+	assert.Equal(t, longer.prefilled.GetCachedTokens(), uint32(192))
+	other := ask(2, 220)
+	assert.Equal(t, other.prefilled.GetCachedTokens(), uint32(0))
+	assert.Equal(t, other.ids, longer.ids)
+
+	// The work of another tenant is the same as if nobody had been there.
+	before := c.prefill.pool.Stats().CacheHits
+	third := ask(3, 220)
+	assert.Equal(t, third.prefilled.GetCachedTokens(), uint32(0))
+	assert.Equal(t, c.prefill.pool.Stats().CacheHits, before)
+
+	// What decode refuses is not remembered.
+	j := c.job(4, prompt(100, 9), 5)
+	j.generate.TokenDigest[0] ^= 1
+	assert.True(t, c.do(t.Context(), j, nil).err != nil)
+	cached := c.prefill.pool.Stats().CachedPages
+	o := c.do(t.Context(), c.job(4, prompt(100, 9), 5), nil)
+	assert.NoError(t, errors.Join(o.err, o.prefillErr))
+	assert.Equal(t, o.prefilled.GetCachedTokens(), uint32(0))
+	c.eventually("remembered", func() bool { return c.prefill.pool.Stats().CachedPages == cached+6 })
+}
+
+// With pages wiped ahead and every page at every grant, answers stay the same,
+// and in the end no page is dirty.
+func TestScrubAhead(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, "")
+	c.pair(func(b *Boot) { b.ScrubRate, b.ScrubWith = 1<<40, "nan" })
+	var want *outcome
+	for owner := range 6 {
+		o := c.do(t.Context(), c.job(byte(owner), prompt(100, 1), 30), nil)
+		assert.NoError(t, errors.Join(o.err, o.prefillErr))
+		if want == nil {
+			want = o
+		}
+		assert.Equal(t, o.ids, want.ids)
+	}
+	for _, i := range []*instance{c.prefill, c.decode} {
+		c.eventually("wiped", func() bool { return i.pool.Stats().Clean == i.pool.Stats().Pages })
+	}
+}

@@ -11,6 +11,7 @@ import (
 // an answer and of a refusal alike.
 type measured struct {
 	tokens  int         // prefill: positions written; decode: positions in verified pages
+	cached  int         // prefill: positions of them in remembered pages
 	extents []kv.Extent // pages granted to the lease
 	root    []byte      // of the manifest; nil if it did not get that far
 	bytes   uint64      // of pages offered or pulled
@@ -21,7 +22,7 @@ type measured struct {
 
 func (w *worker) facts(m measured) *workerv1.LegFacts {
 	f := &workerv1.LegFacts{
-		Epoch: w.set.epoch[:], Tokens: uint32(m.tokens), ManifestRoot: m.root, HandoffBytes: m.bytes,
+		Epoch: w.set.epoch[:], Tokens: uint32(m.tokens), CachedTokens: uint32(m.cached), ManifestRoot: m.root, HandoffBytes: m.bytes,
 		ComputeUs: micros(m.compute), HandoffUs: micros(m.handoff), QueueUs: micros(m.queue),
 	}
 	for _, e := range m.extents {

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 
 	"connectrpc.com/connect"
@@ -12,6 +13,7 @@ import (
 	"bulkhead.dev/engine/kv"
 	"bulkhead.dev/engine/sched"
 	"bulkhead.dev/engine/worker/peer"
+	"bulkhead.dev/infra/id"
 	workerv1 "bulkhead.dev/services/gen/bulkhead/worker/v1"
 	"bulkhead.dev/services/gen/bulkhead/worker/v1/workerv1connect"
 )
@@ -39,7 +41,10 @@ func (l *prefillLeg) mount(mux *http.ServeMux, opts ...connect.HandlerOption) {
 
 func (l *prefillLeg) run(ctx context.Context) error { return l.chunks.Run(ctx) }
 func (l *prefillLeg) tokens() uint64                { return l.chunks.Tokens() }
-func (l *prefillLeg) close()                        { l.decodes.close() }
+func (l *prefillLeg) close() {
+	l.decodes.close()
+	l.pool.Forget(id.Owner{})
+}
 
 // Prefill implements workerv1connect.PrefillServiceHandler.
 func (l *prefillLeg) Prefill(ctx context.Context, req *workerv1.PrefillRequest) (*workerv1.PrefillResponse, error) {
@@ -97,9 +102,14 @@ func (l *prefillLeg) prefill(ctx context.Context, req *workerv1.PrefillRequest, 
 		Model: l.set.digest, TokenDigest: handoff.TokenDigest(tokens),
 	})
 	defer offer.Abort()
+	scope := kv.CacheScope{Owner: n.owner, Model: l.set.digest}
+	start, err := l.pool.Recall(scope, tokens)
+	if err != nil {
+		return err
+	}
 	d := &delivery{client: client, names: n, offer: offer}
-	filled, err := l.fill(ctx, d, sched.Job{Credits: slot.Credits(), Lease: n.lease, Tokens: tokens}, version)
-	m.tokens, m.extents, m.compute = filled.Tokens, filled.Extents, filled.Computed
+	filled, err := l.fill(ctx, d, sched.Job{Credits: slot.Credits(), Lease: n.lease, Tokens: tokens, Start: start}, version)
+	m.tokens, m.cached, m.extents, m.compute = filled.Tokens, filled.Cached, filled.Extents, filled.Computed
 	if err != nil {
 		return err
 	}
@@ -109,10 +119,14 @@ func (l *prefillLeg) prefill(ctx context.Context, req *workerv1.PrefillRequest, 
 	}
 	root := offer.Root()
 	m.root, m.bytes = root[:], offer.Bytes()
-	err = d.complete(ctx)
+	var kept error
+	err = d.complete(ctx, func(s *kv.Sealed) { kept = s.Remember(scope, tokens) })
 	m.handoff = l.now().Sub(began)
 	if err != nil {
 		return err
+	}
+	if kept != nil {
+		return fmt.Errorf("remember a prompt: %w", kept)
 	}
 	l.handoffBytes.Add(m.bytes)
 	return nil
@@ -121,7 +135,7 @@ func (l *prefillLeg) prefill(ctx context.Context, req *workerv1.PrefillRequest, 
 // fill computes the prompt, and meanwhile tells the decode leg which pages are
 // finished, if the hand-off has that. It returns when both are over.
 func (l *prefillLeg) fill(ctx context.Context, d *delivery, job sched.Job, version uint16) (sched.Filled, error) {
-	if version < handoff.Early || len(job.Tokens) <= l.set.Chunk {
+	if version < handoff.Early || len(job.Tokens) <= l.set.Chunk { // one pass: nothing is finished before the rest
 		return l.chunks.Fill(ctx, job)
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -189,8 +203,9 @@ func (d *delivery) preview(ctx context.Context, box <-chan *kv.Sealed) error {
 	return nil
 }
 
-// complete makes the offer and takes the acknowledgment.
-func (d *delivery) complete(ctx context.Context) error {
+// complete makes the offer and takes the acknowledgment. verified is given the
+// pages if the decode leg has proof of them.
+func (d *delivery) complete(ctx context.Context, verified func(*kv.Sealed)) error {
 	resp, err := d.client.Offer(ctx, &workerv1.OfferRequest{
 		RequestId: d.names.request[:], TransferId: d.names.transfer[:], Manifest: d.offer.Manifest(),
 	})
@@ -200,7 +215,7 @@ func (d *delivery) complete(ctx context.Context) error {
 	if len(resp.GetManifestRoot()) != 32 {
 		return refuse(WrongRoot, "acknowledgment of %d bytes", len(resp.GetManifestRoot()))
 	}
-	return d.offer.Ack([32]byte(resp.GetManifestRoot()))
+	return d.offer.AckThen([32]byte(resp.GetManifestRoot()), verified)
 }
 
 // offerError says why an offer was not taken: for the reason that the decode

@@ -32,6 +32,7 @@ const (
 	QueueFull         Reason = "queue_full"         // no slot, and the queue is full
 	TenantConcurrency Reason = "tenant_concurrency" // the owner has as many requests as it may
 	Exhausted         Reason = "exhausted"          // more pages than the pool has
+	QuarantineFull    Reason = "quarantine_full"    // too many pages are in quarantine
 	Draining          Reason = "draining"           // the worker takes no new work
 	Stopped           Reason = "stopped"            // the worker ended before the work had
 
@@ -62,6 +63,7 @@ var codes = map[Reason]connect.Code{
 	QueueFull:         connect.CodeResourceExhausted,
 	TenantConcurrency: connect.CodeResourceExhausted,
 	Exhausted:         connect.CodeResourceExhausted,
+	QuarantineFull:    connect.CodeResourceExhausted,
 	Draining:          connect.CodeUnavailable,
 	Stopped:           connect.CodeUnavailable,
 
@@ -165,6 +167,9 @@ func reasonOf(err error) Reason {
 	}
 	if _, ok := errors.AsType[*sched.TooLargeError](err); ok {
 		return Exhausted
+	}
+	if _, ok := errors.AsType[kv.ErrQuarantine](err); ok {
+		return QuarantineFull
 	}
 	if errors.Is(err, peer.ErrIdentity) {
 		return WrongPeer

@@ -137,7 +137,8 @@ func (r *reporter) beat() *poolv1.HeartbeatRequest {
 	waiting, running := w.gate.Counts()
 	b := &poolv1.HeartbeatRequest{
 		Epoch: w.set.epoch[:], Queued: uint32(waiting), Running: uint32(running), Draining: w.draining.Load(),
-		GrantedPages: st.GrantedPages, ScrubbedPages: st.ScrubbedPages, HandoffBytes: w.handoffBytes.Load(),
+		GrantedPages: st.GrantedPages, ScrubbedPages: st.ScrubbedPages, ScrubbedAhead: st.ScrubbedAhead, HandoffBytes: w.handoffBytes.Load(),
+		CachedPages: uint32(st.CachedPages), MaxQuarantine: uint32(st.MaxQuarantine), CachedTokens: st.CacheHits * kv.PageTokens,
 	}
 	for _, c := range []struct {
 		state kv.State
@@ -145,6 +146,7 @@ func (r *reporter) beat() *poolv1.HeartbeatRequest {
 	}{
 		{kv.StateClean, st.Clean},
 		{kv.StateDirty, st.Dirty},
+		{kv.StateScrubbing, st.Scrubbing},
 		{kv.StateGranted, st.Granted},
 		{kv.StateFilling, st.Filling},
 		{kv.StateReading, st.Reading},

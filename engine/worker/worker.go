@@ -121,7 +121,8 @@ func run(ctx context.Context, boot Boot, log *slog.Logger, s seams) (err error) 
 		w.forward = s.wrap(m)
 	}
 	if w.pool, err = kv.New(kv.Config{
-		Geometry: m.Geometry(), Pages: set.Pages, Scrub: set.scrub, Pattern: set.fill, Lock: set.LockMemory, OnEvent: w.onPages,
+		Geometry: m.Geometry(), Pages: set.Pages + set.Quarantine, Scrub: set.scrub, Pattern: set.fill, Lock: set.LockMemory, OnEvent: w.onPages,
+		MaxQuarantine: set.Quarantine, CachePerOwner: set.CachePages, Now: s.now,
 	}); err != nil {
 		return fmt.Errorf("make page pool: %w", err)
 	}
@@ -168,7 +169,8 @@ func open(set settings) (*gguf.File, *model.Llama, error) {
 
 // onPages is called under the lock of the pool.
 func (w *worker) onPages(e kv.Event) {
-	if e.Kind == kv.EventFree || e.Kind == kv.EventClear {
+	// A page that is being wiped ahead is not to be had until it has been.
+	if e.Kind == kv.EventFree || e.Kind == kv.EventClear || e.Kind == kv.EventScrub {
 		select {
 		case w.freed <- struct{}{}:
 		default:
@@ -238,6 +240,9 @@ func (w *worker) serve(ctx context.Context, l leg, pages *fabric.Server) error {
 	})
 	g.Go(func() error { return l.run(background) })
 	g.Go(func() error { return w.recheck(background) })
+	if w.set.ScrubRate > 0 {
+		g.Go(func() error { return w.pool.Scrub(background, w.set.ScrubRate) })
+	}
 	g.Go(func() error { return reporter.run(background) })
 	if pages != nil {
 		g.Go(func() error { return pages.Serve(background, pageListener) })

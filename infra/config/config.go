@@ -91,6 +91,18 @@ type Worker struct {
 	// Scrub says when a granted page is overwritten: on-tenant-change, or
 	// always.
 	Scrub string `yaml:"scrub" env:"BULKHEAD_SCRUB"`
+	// ScrubMBPerSecond is the memory bandwidth, in millions of bytes a second,
+	// that wiping free pages ahead of their use may take. 0 wipes at use.
+	ScrubMBPerSecond int `yaml:"scrub_mb_per_second" env:"BULKHEAD_SCRUB_MB_PER_SECOND"`
+	// QuarantinePages is how many pages may be in quarantine on each worker, on
+	// top of the pool, before it refuses work. 0: a sixteenth of the pool.
+	QuarantinePages int `yaml:"quarantine_pages" env:"BULKHEAD_QUARANTINE_PAGES"`
+	// PrefixCachePercent is the share of the prefill pool that remembers the
+	// prompts of one tenant. 0 remembers none.
+	PrefixCachePercent int `yaml:"prefix_cache_percent" env:"BULKHEAD_PREFIX_CACHE_PERCENT"`
+	// HandoffVersion is the highest version of the hand-off that workers speak,
+	// to hold back a new one. 0: the newest.
+	HandoffVersion int `yaml:"handoff_version" env:"BULKHEAD_HANDOFF_VERSION"`
 	// Backend is c, go, or empty for the best that this build has.
 	Backend string `yaml:"backend" env:"BULKHEAD_BACKEND"`
 	// MaxRunning is the number of sequences that decode steps together.
@@ -164,7 +176,7 @@ func Default() Config {
 		Model:  "smollm2-135m",
 		Public: Public{Listen: "127.0.0.1:8080"},
 		Ops:    Ops{Listen: "127.0.0.1:9090"},
-		Worker: Worker{KVType: "f16", Scrub: "on-tenant-change", MaxRunning: 32, Queue: 128, PrefillChunk: 256},
+		Worker: Worker{KVType: "f16", Scrub: "on-tenant-change", MaxRunning: 32, Queue: 128, PrefillChunk: 256, ScrubMBPerSecond: 512, PrefixCachePercent: 25},
 		Limits: Limits{TenantConcurrency: 16, BodyBytes: 8 << 20, DefaultOutputTokens: 1024},
 		Log:    Log{Level: "info"},
 		Timeout: Timeout{
@@ -284,6 +296,10 @@ func (c *Config) Validate() error {
 	within("worker.max_running", c.Worker.MaxRunning, 1, 1024)
 	within("worker.queue", c.Worker.Queue, 1, 1<<16)
 	within("worker.prefill_chunk", c.Worker.PrefillChunk, 16, 4096)
+	within("worker.scrub_mb_per_second", c.Worker.ScrubMBPerSecond, 0, 1<<20)
+	within("worker.quarantine_pages", c.Worker.QuarantinePages, 0, 1<<20)
+	within("worker.prefix_cache_percent", c.Worker.PrefixCachePercent, 0, 100)
+	within("worker.handoff_version", c.Worker.HandoffVersion, 0, 1<<15)
 	within("worker.prefill_pool_tokens", c.Worker.PrefillPoolTokens, 0, 1<<30)
 	within("worker.decode_pool_tokens", c.Worker.DecodePoolTokens, 0, 1<<30)
 	within("limits.tenant_concurrency", c.Limits.TenantConcurrency, 1, 1<<16)

@@ -11,6 +11,10 @@ type WorkerStats struct {
 	Running       uint32
 	Granted       uint64
 	Scrubbed      uint64
+	ScrubbedAhead uint64 // of Scrubbed
+	Cached        uint32 // pages of remembered prompts
+	CachedTokens  uint64 // prompt tokens found in them
+	MaxQuarantine uint32 // pages beyond which work is refused
 	HandoffBytes  uint64
 	PrefillTokens uint64
 	DecodeTokens  uint64
@@ -49,6 +53,10 @@ var (
 	descRunning  = desc("bulkhead_worker_running", "Requests that the worker computes.", "role")
 	descGranted  = desc("bulkhead_kv_granted_pages_total", "Pages granted since the worker started.", "role")
 	descScrubbed = desc("bulkhead_kv_scrubbed_pages_total", "Pages scrubbed since the worker started.", "role")
+	descAhead    = desc("bulkhead_kv_scrubbed_ahead_pages_total", "Pages scrubbed ahead of their use since the worker started.", "role")
+	descCached   = desc("bulkhead_kv_cached_pages", "Pages of remembered prompts.", "role")
+	descHits     = desc("bulkhead_prefill_cached_tokens_total", "Prompt positions found in remembered pages since the worker started.", "role")
+	descMaxQuar  = desc("bulkhead_kv_quarantine_limit_pages", "Pages in quarantine beyond which the worker refuses work.", "role")
 	descHandoff  = desc("bulkhead_handoff_bytes_total", "Bytes of pages handed over since the worker started.", "role")
 	descPrefill  = desc("bulkhead_prefill_computed_tokens_total", "Prompt positions computed since the worker started.", "role")
 	descDecode   = desc("bulkhead_decode_computed_tokens_total", "Tokens decoded since the worker started.", "role")
@@ -60,7 +68,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descLive, descPages, descQueued, descRunning, descGranted, descScrubbed, descHandoff,
+	for _, d := range []*prometheus.Desc{descLive, descPages, descQueued, descRunning, descGranted, descScrubbed, descAhead, descCached, descHits, descMaxQuar, descHandoff,
 		descPrefill, descDecode, descRefusals, descConns, descMax, descWaits} {
 		ch <- d
 	}
@@ -80,6 +88,10 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		t.Running += w.Running
 		t.Granted += w.Granted
 		t.Scrubbed += w.Scrubbed
+		t.ScrubbedAhead += w.ScrubbedAhead
+		t.Cached += w.Cached
+		t.CachedTokens += w.CachedTokens
+		t.MaxQuarantine += w.MaxQuarantine
 		t.HandoffBytes += w.HandoffBytes
 		t.PrefillTokens += w.PrefillTokens
 		t.DecodeTokens += w.DecodeTokens
@@ -106,6 +118,10 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descRunning, float64(w.Running), role)
 		count(descGranted, float64(w.Granted), role)
 		count(descScrubbed, float64(w.Scrubbed), role)
+		count(descAhead, float64(w.ScrubbedAhead), role)
+		count(descHits, float64(w.CachedTokens), role)
+		gauge(descCached, float64(w.Cached), role)
+		gauge(descMaxQuar, float64(w.MaxQuarantine), role)
 		count(descHandoff, float64(w.HandoffBytes), role)
 		count(descPrefill, float64(w.PrefillTokens), role)
 		count(descDecode, float64(w.DecodeTokens), role)

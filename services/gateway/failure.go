@@ -110,7 +110,7 @@ func (f *failure) public() *apperr.Error {
 	switch worker.Reason(f.reason) {
 	case reasonCanceled:
 		return apperr.Wrap(f, apperr.Canceled, "request_canceled", "The request was canceled.")
-	case worker.QueueFull, worker.Exhausted:
+	case worker.QueueFull, worker.Exhausted, worker.QuarantineFull:
 		return apperr.Wrap(f, apperr.Unavailable, "server_is_overloaded", "The platform is overloaded; try again shortly.").WithRetryAfter(retryBusy)
 	case worker.TenantConcurrency:
 		return apperr.Wrap(f, apperr.TooMany, "rate_limit_exceeded", "Too many requests of this tenant run at once; wait for one to end.").WithRetryAfter(retryBusy)

@@ -61,6 +61,10 @@ func (r *record) finished(f *workerv1.Finished, maxOutput int) *failure {
 	return nil
 }
 
+// cached is the number of prompt tokens that were not computed for this request.
+// No worker can say more than it has computed in all.
+func (r *record) cached() int { return int(min(r.prefill.GetCachedTokens(), r.prefill.GetTokens())) }
+
 // billable is the number of prompt tokens to meter: what prefill computed.
 func (r *record) billable() int { return int(r.prefill.GetTokens()) }
 
@@ -99,6 +103,7 @@ func leg(w *pool.Worker, f *workerv1.LegFacts) *receipt.Leg {
 	tokens := f.GetTokens()
 	l.Tokens = &tokens
 	copy(l.ManifestRoot[:], f.GetManifestRoot())
+	l.Cached = f.GetCachedTokens()
 	l.HandoffBytes, l.ComputeUS, l.HandoffUS, l.QueueUS = f.GetHandoffBytes(), f.GetComputeUs(), f.GetHandoffUs(), f.GetQueueUs()
 	for _, e := range f.GetExtents() {
 		l.Extents = append(l.Extents, receipt.Extent{First: e.GetFirst(), Count: e.GetCount(), Generation: e.GetGeneration(), Scrubbed: e.GetScrubbed()})

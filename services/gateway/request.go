@@ -40,6 +40,7 @@ type Request struct {
 type Final struct {
 	FinishReason     string // "stop" or "length"
 	PromptTokens     int
+	CachedTokens     int // of the prompt, not computed again
 	CompletionTokens int
 	Receipt          id.Receipt
 }

@@ -166,7 +166,7 @@ func (s *Stream) Finish(ctx context.Context) (Final, error) {
 		s.err = apperr.From(err)
 		return Final{}, s.err
 	}
-	s.final = Final{FinishReason: s.finished.GetFinishReason(), PromptTokens: len(s.prep.ids), CompletionTokens: s.rec.output, Receipt: s.ReceiptID()}
+	s.final = Final{FinishReason: s.finished.GetFinishReason(), PromptTokens: len(s.prep.ids), CachedTokens: s.rec.cached(), CompletionTokens: s.rec.output, Receipt: s.ReceiptID()}
 	return s.final, nil
 }
 
@@ -234,7 +234,7 @@ func (s *Stream) stop() {
 
 func (s *Stream) settle(ctx context.Context, r receipt.Receipt) error {
 	start := s.g.Now()
-	if err := s.g.Evidence.Settle(ctx, settle.Facts{Receipt: r}); err != nil {
+	if err := s.g.Evidence.Settle(ctx, settle.Facts{Receipt: r, Usage: settle.Usage{CachedTokens: int64(s.rec.cached())}}); err != nil {
 		return err
 	}
 	s.g.Observer.Settled(s.g.Now().Sub(start), s.rec.billable(), s.rec.output)

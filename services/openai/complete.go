@@ -23,7 +23,10 @@ type usageCached struct {
 }
 
 func usageOf(f gateway.Final) *usage {
-	return &usage{PromptTokens: f.PromptTokens, CompletionTokens: f.CompletionTokens, TotalTokens: f.PromptTokens + f.CompletionTokens}
+	return &usage{
+		PromptTokens: f.PromptTokens, CompletionTokens: f.CompletionTokens, TotalTokens: f.PromptTokens + f.CompletionTokens,
+		PromptDetails: usageCached{f.CachedTokens},
+	}
 }
 
 // completion is a whole answer; the two surfaces fill in different choices.

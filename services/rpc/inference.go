@@ -115,7 +115,7 @@ func (s *inference) final(ctx context.Context, stream Stream, f gateway.Final) *
 	info := httpx.InfoFrom(ctx)
 	info.OutputTokens = f.CompletionTokens
 	return &inferencev1.Final{RequestId: info.ID.String(), ReceiptId: f.Receipt.String(), Model: stream.Model(), FinishReason: f.FinishReason,
-		Usage: &inferencev1.Usage{PromptTokens: uint32(f.PromptTokens), CompletionTokens: uint32(f.CompletionTokens)}}
+		Usage: &inferencev1.Usage{PromptTokens: uint32(f.PromptTokens), CompletionTokens: uint32(f.CompletionTokens), CachedTokens: uint32(f.CachedTokens)}}
 }
 
 func invalid(param, format string, args ...any) error {

@@ -326,8 +326,11 @@ type Usage struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	PromptTokens     uint32                 `protobuf:"varint,1,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
 	CompletionTokens uint32                 `protobuf:"varint,2,opt,name=completion_tokens,json=completionTokens,proto3" json:"completion_tokens,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// How many of the prompt tokens were not computed again, because an earlier
+	// prompt of the same tenant began alike.
+	CachedTokens  uint32 `protobuf:"varint,3,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Usage) Reset() {
@@ -370,6 +373,13 @@ func (x *Usage) GetPromptTokens() uint32 {
 func (x *Usage) GetCompletionTokens() uint32 {
 	if x != nil {
 		return x.CompletionTokens
+	}
+	return 0
+}
+
+func (x *Usage) GetCachedTokens() uint32 {
+	if x != nil {
+		return x.CachedTokens
 	}
 	return 0
 }
@@ -627,10 +637,11 @@ const file_bulkhead_inference_v1_inference_proto_rawDesc = "" +
 	"\x06prompt\x18\x03 \x01(\tR\x06prompt\x12A\n" +
 	"\n" +
 	"parameters\x18\x04 \x01(\v2!.bulkhead.inference.v1.ParametersR\n" +
-	"parameters\"Y\n" +
+	"parameters\"~\n" +
 	"\x05Usage\x12#\n" +
 	"\rprompt_tokens\x18\x01 \x01(\rR\fpromptTokens\x12+\n" +
-	"\x11completion_tokens\x18\x02 \x01(\rR\x10completionTokens\"\xd3\x01\n" +
+	"\x11completion_tokens\x18\x02 \x01(\rR\x10completionTokens\x12#\n" +
+	"\rcached_tokens\x18\x03 \x01(\rR\fcachedTokens\"\xd3\x01\n" +
 	"\x10GenerateResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1d\n" +

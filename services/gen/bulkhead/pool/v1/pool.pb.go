@@ -272,6 +272,14 @@ type HeartbeatRequest struct {
 	PrefillTokens uint64          `protobuf:"varint,9,opt,name=prefill_tokens,json=prefillTokens,proto3" json:"prefill_tokens,omitempty"`
 	DecodeTokens  uint64          `protobuf:"varint,10,opt,name=decode_tokens,json=decodeTokens,proto3" json:"decode_tokens,omitempty"`
 	Refusals      []*RefusalCount `protobuf:"bytes,11,rep,name=refusals,proto3" json:"refusals,omitempty"`
+	// Pages that are remembered for later prompts; they count as sealed.
+	CachedPages uint32 `protobuf:"varint,12,opt,name=cached_pages,json=cachedPages,proto3" json:"cached_pages,omitempty"`
+	// Limit of pages in quarantine beyond which the worker refuses; 0 is none.
+	MaxQuarantine uint32 `protobuf:"varint,13,opt,name=max_quarantine,json=maxQuarantine,proto3" json:"max_quarantine,omitempty"`
+	// Prompt tokens that were found in remembered pages, since the start.
+	CachedTokens uint64 `protobuf:"varint,14,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	// Pages of scrubbed_pages that were scrubbed ahead of their grant.
+	ScrubbedAhead uint64 `protobuf:"varint,15,opt,name=scrubbed_ahead,json=scrubbedAhead,proto3" json:"scrubbed_ahead,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -381,6 +389,34 @@ func (x *HeartbeatRequest) GetRefusals() []*RefusalCount {
 		return x.Refusals
 	}
 	return nil
+}
+
+func (x *HeartbeatRequest) GetCachedPages() uint32 {
+	if x != nil {
+		return x.CachedPages
+	}
+	return 0
+}
+
+func (x *HeartbeatRequest) GetMaxQuarantine() uint32 {
+	if x != nil {
+		return x.MaxQuarantine
+	}
+	return 0
+}
+
+func (x *HeartbeatRequest) GetCachedTokens() uint64 {
+	if x != nil {
+		return x.CachedTokens
+	}
+	return 0
+}
+
+func (x *HeartbeatRequest) GetScrubbedAhead() uint64 {
+	if x != nil {
+		return x.ScrubbedAhead
+	}
+	return 0
 }
 
 type PageCount struct {
@@ -554,7 +590,7 @@ const file_bulkhead_pool_v1_pool_proto_rawDesc = "" +
 	"\x03pid\x18\f \x01(\rR\x03pid\x12)\n" +
 	"\x10handoff_versions\x18\r \x03(\rR\x0fhandoffVersions\"5\n" +
 	"\x10RegisterResponse\x12!\n" +
-	"\fheartbeat_ms\x18\x01 \x01(\rR\vheartbeatMs\"\xa2\x03\n" +
+	"\fheartbeat_ms\x18\x01 \x01(\rR\vheartbeatMs\"\xb8\x04\n" +
 	"\x10HeartbeatRequest\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\fR\x05epoch\x121\n" +
 	"\x05pages\x18\x02 \x03(\v2\x1b.bulkhead.pool.v1.PageCountR\x05pages\x12\x16\n" +
@@ -567,7 +603,11 @@ const file_bulkhead_pool_v1_pool_proto_rawDesc = "" +
 	"\x0eprefill_tokens\x18\t \x01(\x04R\rprefillTokens\x12#\n" +
 	"\rdecode_tokens\x18\n" +
 	" \x01(\x04R\fdecodeTokens\x12:\n" +
-	"\brefusals\x18\v \x03(\v2\x1e.bulkhead.pool.v1.RefusalCountR\brefusals\"7\n" +
+	"\brefusals\x18\v \x03(\v2\x1e.bulkhead.pool.v1.RefusalCountR\brefusals\x12!\n" +
+	"\fcached_pages\x18\f \x01(\rR\vcachedPages\x12%\n" +
+	"\x0emax_quarantine\x18\r \x01(\rR\rmaxQuarantine\x12#\n" +
+	"\rcached_tokens\x18\x0e \x01(\x04R\fcachedTokens\x12%\n" +
+	"\x0escrubbed_ahead\x18\x0f \x01(\x04R\rscrubbedAhead\"7\n" +
 	"\tPageCount\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x14\n" +
 	"\x05pages\x18\x02 \x01(\rR\x05pages\"<\n" +

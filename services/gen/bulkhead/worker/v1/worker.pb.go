@@ -166,8 +166,9 @@ type LegFacts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 16 bytes: the epoch of the worker that measured.
 	Epoch []byte `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Prefill: KV positions that its forward passes wrote. Decode: positions in
-	// verified pages.
+	// Prefill: KV positions that its forward passes wrote, for this request or, in
+	// pages that it remembered, for an earlier one. Decode: positions in verified
+	// pages.
 	Tokens  uint32    `protobuf:"varint,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
 	Extents []*Extent `protobuf:"bytes,3,rep,name=extents,proto3" json:"extents,omitempty"`
 	// 32 bytes: SHA-256 of the manifest as sent (prefill) or verified (decode);
@@ -179,7 +180,9 @@ type LegFacts struct {
 	ComputeUs uint64 `protobuf:"varint,6,opt,name=compute_us,json=computeUs,proto3" json:"compute_us,omitempty"`
 	HandoffUs uint64 `protobuf:"varint,7,opt,name=handoff_us,json=handoffUs,proto3" json:"handoff_us,omitempty"`
 	// Time spent waiting in the queue of the worker, microseconds.
-	QueueUs       uint64 `protobuf:"varint,8,opt,name=queue_us,json=queueUs,proto3" json:"queue_us,omitempty"`
+	QueueUs uint64 `protobuf:"varint,8,opt,name=queue_us,json=queueUs,proto3" json:"queue_us,omitempty"`
+	// Prefill: how many of the tokens were in remembered pages.
+	CachedTokens  uint32 `protobuf:"varint,9,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -266,6 +269,13 @@ func (x *LegFacts) GetHandoffUs() uint64 {
 func (x *LegFacts) GetQueueUs() uint64 {
 	if x != nil {
 		return x.QueueUs
+	}
+	return 0
+}
+
+func (x *LegFacts) GetCachedTokens() uint32 {
+	if x != nil {
+		return x.CachedTokens
 	}
 	return 0
 }
@@ -1353,7 +1363,7 @@ const file_bulkhead_worker_v1_worker_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x03 \x01(\x04R\n" +
 	"generation\x12\x1a\n" +
-	"\bscrubbed\x18\x04 \x01(\rR\bscrubbed\"\x91\x02\n" +
+	"\bscrubbed\x18\x04 \x01(\rR\bscrubbed\"\xb6\x02\n" +
 	"\bLegFacts\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\fR\x05epoch\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\rR\x06tokens\x124\n" +
@@ -1364,7 +1374,8 @@ const file_bulkhead_worker_v1_worker_proto_rawDesc = "" +
 	"compute_us\x18\x06 \x01(\x04R\tcomputeUs\x12\x1d\n" +
 	"\n" +
 	"handoff_us\x18\a \x01(\x04R\thandoffUs\x12\x19\n" +
-	"\bqueue_us\x18\b \x01(\x04R\aqueueUs\"\xad\x02\n" +
+	"\bqueue_us\x18\b \x01(\x04R\aqueueUs\x12#\n" +
+	"\rcached_tokens\x18\t \x01(\rR\fcachedTokens\"\xad\x02\n" +
 	"\x0ePrefillRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\fR\trequestId\x12\x14\n" +
