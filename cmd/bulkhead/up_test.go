@@ -261,7 +261,7 @@ func TestKilledPlatformLeavesNothingBehind(t *testing.T) {
 	r := start(t, data, model)
 	res := r.request(t.Context(), t, "/v1/chat/completions", r.chat(r.Model, endless))
 	b := bufio.NewReader(res.Body)
-	readUntil(t, b, 20) // by now the intent is durable: it is written within 5 ms
+	readUntil(t, b, 600) // by now the intent is durable, also on a busy machine
 	below := children(r.cmd.Process.Pid)
 	assert.True(t, len(below) >= 3)
 	r.kill(t)
