@@ -28,15 +28,19 @@ run: build ## Run everything on this machine (ARGS="--listen …" passes flags)
 
 .PHONY: test
 test: build setup-tests ## Run all tests; what is not there is skipped with a reason
-	@set -a; . ./$(MODEL); infra/tools/gotest.sh ./...
+	@set -a; . ./$(MODEL); infra/tools/gotest.sh ./... && infra/tools/gotest.sh -tags faulty ./internal/...
 
 .PHONY: race
 race: build setup-tests ## Run all tests under the race detector
-	@set -a; . ./$(MODEL); infra/tools/gotest.sh -race ./...
+	@set -a; . ./$(MODEL); infra/tools/gotest.sh -race ./... && infra/tools/gotest.sh -race -tags faulty ./internal/...
 
 .PHONY: setup-tests
 setup-tests: build
 	@infra/tools/testenv.sh $(BIN) $(TESTDATA) $(MODEL)
+
+.PHONY: incident
+incident: ## Replay the incident behind all this: each wall between tenants, alone and together
+	@go run -tags faulty ./internal/faulty/incident/cmd
 
 .PHONY: parity
 parity: build setup-tests ## Compare both workers with one process over 3,000 tokens
@@ -48,7 +52,7 @@ bench: build setup-tests ## Compare prefill and decode with llama-bench on the s
 
 .PHONY: lint
 lint: ## Vet, lint, Protobuf lint
-	@tools=$$(infra/tools/build.sh) && $$tools/golangci-lint run ./... && $$tools/buf lint && go vet ./...
+	@tools=$$(infra/tools/build.sh) && $$tools/golangci-lint run ./... && $$tools/golangci-lint run --build-tags faulty ./... && $$tools/buf lint && go vet ./... && go vet -tags faulty ./...
 
 .PHONY: gen
 gen: ## Generate Protobuf and SQL code

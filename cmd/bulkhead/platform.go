@@ -160,7 +160,11 @@ func (p *platform) openModel(ctx context.Context, e *env) (err error) {
 	if p.cfg.Worker.KVType == "f32" {
 		dtype = kv.F32
 	}
-	p.shape = shape{digest: digest, context: l.Config.Context, geometry: kv.Geometry{Layers: l.Config.Layers,
+	window := l.Config.Context
+	if w := p.cfg.Worker.ContextWindow; w > 0 {
+		window = min(window, w)
+	}
+	p.shape = shape{digest: digest, context: window, geometry: kv.Geometry{Layers: l.Config.Layers,
 		KVHeads: l.Config.KVHeads, HeadDim: l.Config.HeadDim, PageTokens: kv.PageTokens, DType: dtype, Layout: kv.Layout1}}
 	return nil
 }
@@ -338,6 +342,7 @@ func (p *platform) openWorkers() (err error) {
 			boot: worker.Boot{
 				Role: role, ModelPath: p.store.Path(p.model), ModelDigest: p.model.Digest, Front: front,
 				Threads: w.ThreadsOrDefault(), Backend: w.Backend, Pages: pages, KVType: w.KVType, Scrub: w.Scrub, LockMemory: true,
+				Window:     w.ContextWindow,
 				Quarantine: orElse(w.QuarantinePages, max(pages/16, 1)), ScrubRate: int64(w.ScrubMBPerSecond) * 1e6, Handoff: w.HandoffVersion,
 				MaxRunning: w.MaxRunning, Queue: w.Queue, PerTenant: p.cfg.Limits.TenantConcurrency,
 				OfferWait: worker.Span(p.cfg.Timeout.Handoff), DrainFor: worker.Span(p.cfg.Timeout.Drain), Build: buildText(),

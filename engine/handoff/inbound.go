@@ -139,7 +139,7 @@ func (in *Inbound) pull(ctx context.Context, manifest []byte) ([32]byte, error) 
 		return [32]byte{}, refusal
 	}
 	defer stop()
-	c, refusal := in.verify(ctx, manifest)
+	c, refusal := in.prove(ctx, manifest)
 	return in.finish(c, refusal)
 }
 

@@ -126,8 +126,7 @@ func (a handle) grant(n int, op Op) error {
 	ev := history{p: p}
 	for _, i := range got {
 		g := &p.pages[i]
-		// A page that an owner had before is dirty, whatever it did with it.
-		due := g.state == StateDirty && (p.scrub == Always || g.owner != h.owner)
+		due := p.due(g, h.owner)
 		p.step(i, OpGrant)
 		g.owner, g.lease, g.generation = h.owner, h.lease, p.generation
 		g.refs, g.writers = 1, 1 // the scrub below is a writer: nothing frees the page before it is done

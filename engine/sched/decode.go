@@ -1,7 +1,6 @@
 package sched
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"sync"
@@ -333,7 +332,7 @@ func (r *Run) close(table *kv.Table, span compute.Span, failed error) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrPages, err)
 	}
-	same := bytes.Equal(r.proof, again)
+	same := recomputed(r.proof, again)
 	clear(again)
 	clear(r.proof)
 	r.proof, r.proved = nil, true

@@ -34,6 +34,7 @@ type Boot struct {
 	Threads    int    `json:"threads"`     // for arithmetic; 0 is one
 	Backend    string `json:"backend"`     // "c", "go", or "" for the best
 	CPULevel   string `json:"cpu_level"`   // "" for the best
+	Window     int    `json:"window"`      // tokens of prompt and answer to serve, at most the model's; 0 is the model's
 	Pages      int    `json:"pages"`       // usable pages of the KV pool
 	Quarantine int    `json:"quarantine"`  // pages on top that may be in quarantine; beyond, work is refused; 0 is no limit
 	CachePages int    `json:"cache_pages"` // pages of prompts remembered for each owner, prefill only
@@ -99,6 +100,14 @@ func ParseBoot(b []byte) (Boot, error) {
 	return boot, nil
 }
 
+// window is what is served of the window of a model.
+func (b Boot) window(model int) int {
+	if b.Window == 0 {
+		return model
+	}
+	return min(b.Window, model)
+}
+
 // settings is a boot document that was checked.
 type settings struct {
 	Boot
@@ -137,7 +146,7 @@ func (b Boot) check() (settings, error) {
 		name string
 		v    int
 		lo   int
-	}{{"pages", b.Pages, 1}, {"max_running", b.MaxRunning, 1}, {"queue", b.Queue, 0}, {"per_tenant", b.PerTenant, 1}, {"threads", b.Threads, 0}, {"mailbox", b.Mailbox, 0}, {"quarantine", b.Quarantine, 0}, {"cache_pages", b.CachePages, 0}} {
+	}{{"pages", b.Pages, 1}, {"max_running", b.MaxRunning, 1}, {"queue", b.Queue, 0}, {"per_tenant", b.PerTenant, 1}, {"threads", b.Threads, 0}, {"mailbox", b.Mailbox, 0}, {"quarantine", b.Quarantine, 0}, {"cache_pages", b.CachePages, 0}, {"window", b.Window, 0}} {
 		if f.v < f.lo {
 			return bad("%s is %d, want at least %d", f.name, f.v, f.lo)
 		}

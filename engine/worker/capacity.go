@@ -21,7 +21,7 @@ func (e *CapacityError) Need() int { return pagesFor(e.Window, e.PageTokens) }
 
 func (e *CapacityError) Error() string {
 	return fmt.Sprintf("the %s pool holds %d token positions (%d pages of %d), less than the context window of %d tokens: "+
-		"give the worker at least %d pages (%d tokens), or serve a model with a smaller window",
+		"give the worker at least %d pages (%d tokens), or serve a smaller window",
 		e.Role, e.Pages*e.PageTokens, e.Pages, e.PageTokens, e.Window, e.Need(), e.Need()*e.PageTokens)
 }
 

@@ -46,7 +46,7 @@ type worker struct {
 	log     *slog.Logger
 	now     func() time.Time
 	forward sched.Forwarder
-	window  int // context window of the model, tokens
+	window  int // context window that is served, tokens
 	level   string
 	pool    *kv.Pool
 	gate    *sched.Gate
@@ -98,7 +98,8 @@ func run(ctx context.Context, boot Boot, log *slog.Logger, s seams) (err error) 
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	if err := CheckCapacity(set.Role, set.Pages, kv.PageTokens, llama.Config.Context); err != nil {
+	window := set.window(llama.Config.Context)
+	if err := checkCapacity(set.Role, set.Pages, kv.PageTokens, window); err != nil {
 		return err
 	}
 	rows := set.MaxRunning
@@ -115,7 +116,7 @@ func run(ctx context.Context, boot Boot, log *slog.Logger, s seams) (err error) 
 
 	w := &worker{
 		set: set, log: log.With("role", string(set.Role), "epoch", set.epoch.String()), now: s.now,
-		forward: m, window: llama.Config.Context, level: m.Level(), freed: make(chan struct{}, 1),
+		forward: m, window: window, level: m.Level(), freed: make(chan struct{}, 1),
 	}
 	if s.wrap != nil {
 		w.forward = s.wrap(m)

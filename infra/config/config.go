@@ -81,6 +81,9 @@ type Ops struct {
 type Worker struct {
 	// Threads per worker for arithmetic. 0: one per CPU.
 	Threads int `yaml:"threads" env:"BULKHEAD_THREADS"`
+	// ContextWindow is how many tokens prompt and answer may have together, at
+	// most the model's window. 0: the model's.
+	ContextWindow int `yaml:"context_window" env:"BULKHEAD_CONTEXT_WINDOW"`
 	// PrefillPoolTokens and DecodePoolTokens are the token positions in the KV
 	// pool of each worker. 0: twice the context window on prefill and four times on decode,
 	// at most a quarter of the machine's memory, at least one window.
@@ -296,6 +299,7 @@ func (c *Config) Validate() error {
 	within("worker.max_running", c.Worker.MaxRunning, 1, 1024)
 	within("worker.queue", c.Worker.Queue, 1, 1<<16)
 	within("worker.prefill_chunk", c.Worker.PrefillChunk, 16, 4096)
+	within("worker.context_window", c.Worker.ContextWindow, 0, 1<<30)
 	within("worker.scrub_mb_per_second", c.Worker.ScrubMBPerSecond, 0, 1<<20)
 	within("worker.quarantine_pages", c.Worker.QuarantinePages, 0, 1<<20)
 	within("worker.prefix_cache_percent", c.Worker.PrefixCachePercent, 0, 100)

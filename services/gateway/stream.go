@@ -68,7 +68,7 @@ func (s *Stream) open() error {
 	}
 	s.rec.committedAt = s.g.Now()
 	s.committed.Store(true)
-	return compare(len(s.prep.ids), s.pair, prefill, decode)
+	return agreed(len(s.prep.ids), s.pair, prefill, decode)
 }
 
 // compare is the last wall: three counts that were made independently, and the
