@@ -50,6 +50,7 @@ type Boot struct {
 	Mailbox    int    `json:"mailbox"`     // ids that may wait for a slow reader; 0 is DefaultMailbox
 	SlowLimit  Span   `json:"slow_limit"`  // how long they may; 0 is DefaultSlowLimit
 	OfferWait  Span   `json:"offer_wait"`  // from Reserved to Committed; 0 is DefaultOfferWait
+	PageStall  Span   `json:"page_stall"`  // how long a read of pages may stand still; 0 is fabric.DefaultStallTimeout
 	DrainFor   Span   `json:"drain_for"`   // how long running work may go on at the end; 0 is DefaultDrainFor
 	Handoff    int    `json:"handoff"`     // highest version of the hand-off to speak; 0 is the newest
 	Build      string `json:"build"`       // version and commit, for the registry
@@ -163,7 +164,7 @@ func (b Boot) check() (settings, error) {
 	if b.CachePages > 0 && b.Role != peer.Prefill {
 		return bad("only the prefill role remembers prompts")
 	}
-	if s.SlowLimit < 0 || s.OfferWait < 0 || s.DrainFor < 0 {
+	if s.SlowLimit < 0 || s.OfferWait < 0 || s.PageStall < 0 || s.DrainFor < 0 {
 		return bad("a time span is negative")
 	}
 	if b.Handoff < 0 || b.Handoff > math.MaxUint16 {

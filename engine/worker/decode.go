@@ -47,7 +47,7 @@ func newDecodeLeg(w *worker, text func() sched.Text, isEOG func(int32) bool) *de
 			Mailbox: w.set.Mailbox, SlowLimit: time.Duration(w.set.SlowLimit), Now: w.now,
 		}),
 		receiver: handoff.NewReceiver(handoff.ReceiverConfig{Epoch: w.set.epoch, Geometry: w.pool.Geometry(), Model: w.set.digest}),
-		readers:  pageReaders(w.set.Credentials),
+		readers:  pageReaders(w.set.Credentials, time.Duration(w.set.PageStall)),
 		expected: map[id.Transfer]*expectation{},
 	}
 }
@@ -115,6 +115,9 @@ func (g *generation) run(ctx context.Context) error {
 	}
 	defer slot.Leave()
 	g.m.queue = slot.Waited()
+	if err := step("decode.entered"); err != nil {
+		return err
+	}
 
 	reader, err := d.readers.get(p.prefill)
 	if err != nil {
@@ -126,7 +129,7 @@ func (g *generation) run(ctx context.Context) error {
 	in, err := d.receiver.Expect(handoff.Expect{
 		Version: p.version, Request: p.request, Transfer: p.transfer, Nonce: p.nonce, Owner: p.owner, Lease: p.lease,
 		PrefillEpoch: p.prefill.epoch, Model: d.set.digest, TokenDigest: p.digest, Tokens: p.prompt,
-	}, slot.Credits(), reader)
+	}, slot.Credits(), steppedReader(reader))
 	if err != nil {
 		return err
 	}
@@ -134,9 +137,15 @@ func (g *generation) run(ctx context.Context) error {
 	if err := g.reserved(pages); err != nil {
 		return err
 	}
+	if err := step("decode.reserved"); err != nil {
+		return err
+	}
 	committed, err := g.await(ctx, in)
 	g.m.extents = in.Extents()
 	if err != nil {
+		return err
+	}
+	if err := step("decode.committed"); err != nil {
 		return err
 	}
 	root := committed.Root()
@@ -155,6 +164,9 @@ func (g *generation) run(ctx context.Context) error {
 	err = g.stream(ctx, run)
 	g.m.compute, g.m.extents = run.Computed(), run.Extents()
 	if err != nil {
+		return err
+	}
+	if err := step("decode.finished"); err != nil {
 		return err
 	}
 	return g.finished()
@@ -263,13 +275,22 @@ func (d *decodeLeg) pull(ctx context.Context, req *workerv1.OfferRequest, n *nam
 		e.began = d.now()
 		e.mu.Unlock()
 	}
-	return d.receiver.Pull(ctx, n.transfer, req.GetManifest())
+	if err := step("decode.offered"); err != nil {
+		return root, err
+	}
+	if root, err = d.receiver.Pull(ctx, n.transfer, req.GetManifest()); err != nil {
+		return root, err
+	}
+	return root, step("decode.pulled")
 }
 
 // Preview implements workerv1connect.DecodeServiceHandler.
 func (d *decodeLeg) Preview(ctx context.Context, req *workerv1.PreviewRequest) (*workerv1.PreviewResponse, error) {
 	var n names
 	_, err := d.expectedOf(ctx, req, &n)
+	if err == nil {
+		err = step("decode.preview")
+	}
 	if err == nil {
 		err = d.receiver.Preview(ctx, n.transfer, req.GetPreview())
 	}

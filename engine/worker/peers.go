@@ -3,6 +3,7 @@ package worker
 import (
 	"net/http"
 	"sync"
+	"time"
 
 	"bulkhead.dev/engine/fabric"
 	"bulkhead.dev/engine/worker/peer"
@@ -65,14 +66,14 @@ func (p *peers[T]) close() {
 }
 
 // pageReaders reads from the page servers of prefill workers.
-func pageReaders(c peer.Credentials) *peers[*fabric.Client] {
+func pageReaders(c peer.Credentials, stall time.Duration) *peers[*fabric.Client] {
 	return &peers[*fabric.Client]{
 		make: func(w where) (*fabric.Client, error) {
 			conf, err := c.ClientConfig(peer.Only(peer.Worker(peer.Prefill, w.epoch)))
 			if err != nil {
 				return nil, err
 			}
-			return fabric.Dial(w.address, conf)
+			return fabric.NewClient(w.address, fabric.ClientOptions{TLS: conf, StallTimeout: stall})
 		},
 		// A read in flight goes on.
 		drop: func(c *fabric.Client) { _ = c.Close() },

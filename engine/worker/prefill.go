@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -30,7 +31,7 @@ func newPrefillLeg(w *worker) *prefillLeg {
 	return &prefillLeg{
 		worker:  w,
 		chunks:  sched.NewPrefill(sched.PrefillOptions{Model: w.forward, Geometry: w.pool.Geometry(), Chunk: w.set.Chunk, Now: w.now}),
-		server:  fabric.NewServer(fabric.ServerOptions{Now: w.now}),
+		server:  fabric.NewServer(fabric.ServerOptions{Now: w.now, StallTimeout: time.Duration(w.set.PageStall)}),
 		decodes: decodeClients(w.set.Credentials),
 	}
 }
@@ -95,6 +96,9 @@ func (l *prefillLeg) prefill(ctx context.Context, req *workerv1.PrefillRequest, 
 	}
 	defer slot.Leave()
 	m.queue = slot.Waited()
+	if err := step("prefill.entered"); err != nil {
+		return err
+	}
 
 	offer := handoff.NewOffer(l.server, handoff.Meta{
 		Version: version, Request: n.request, Transfer: n.transfer, Nonce: n.nonce,
@@ -113,16 +117,26 @@ func (l *prefillLeg) prefill(ctx context.Context, req *workerv1.PrefillRequest, 
 	if err != nil {
 		return err
 	}
+	if err := step("prefill.sealed"); err != nil {
+		filled.Sealed.Release()
+		return err
+	}
 	began := l.now()
 	if err := offer.Complete(filled.Sealed); err != nil {
 		return err
 	}
 	root := offer.Root()
 	m.root, m.bytes = root[:], offer.Bytes()
+	if err := step("prefill.offered"); err != nil {
+		return err
+	}
 	var kept error
 	err = d.complete(ctx, func(s *kv.Sealed) { kept = s.Remember(scope, tokens) })
 	m.handoff = l.now().Sub(began)
 	if err != nil {
+		return err
+	}
+	if err := step("prefill.acknowledged"); err != nil {
 		return err
 	}
 	if kept != nil {
@@ -191,6 +205,9 @@ type delivery struct {
 func (d *delivery) preview(ctx context.Context, box <-chan *kv.Sealed) error {
 	for s := range box {
 		preview, err := d.offer.Preview(s)
+		if err == nil {
+			err = step("prefill.preview")
+		}
 		if err != nil {
 			return err
 		}

@@ -118,8 +118,9 @@ func run(ctx context.Context, boot Boot, log *slog.Logger, s seams) (err error) 
 		set: set, log: log.With("role", string(set.Role), "epoch", set.epoch.String()), now: s.now,
 		forward: m, window: window, level: m.Level(), freed: make(chan struct{}, 1),
 	}
+	w.forward = steppedModel(m, string(set.Role))
 	if s.wrap != nil {
-		w.forward = s.wrap(m)
+		w.forward = s.wrap(w.forward)
 	}
 	if w.pool, err = kv.New(kv.Config{
 		Geometry: m.Geometry(), Pages: set.Pages + set.Quarantine, Scrub: set.scrub, Pattern: set.fill, Lock: set.LockMemory, OnEvent: w.onPages,

@@ -71,10 +71,12 @@ func workerMain(programs map[string]Program, parent, name string, args []string)
 
 // Process is a worker process of a rig. It can be started again after it died.
 type Process struct {
+	// Args are given to the program at the next start.
+	Args []string
+
 	r      *Rig
 	role   peer.Role
 	name   string
-	args   []string
 	change func(*worker.Boot)
 	boot   worker.Boot
 	logs   *os.File
@@ -90,7 +92,7 @@ func (r *Rig) process(role peer.Role, program string, change func(*worker.Boot),
 	if program == "" {
 		program = "-"
 	}
-	return &Process{r: r, role: role, name: program, args: o.Args, change: change, logs: o.Logs, boot: worker.Boot{
+	return &Process{r: r, role: role, name: program, Args: o.Args, change: change, logs: o.Logs, boot: worker.Boot{
 		Role: role, ModelPath: o.Model, ModelDigest: r.Digest.String(), Front: "unix:" + r.front(),
 		Pages: 2 * (r.window/kv.PageTokens + 1), KVType: "f16", MaxRunning: 16, Queue: 64, PerTenant: 64, Build: "rig",
 		DrainFor: worker.Span(time.Second),
@@ -125,7 +127,7 @@ func (p *Process) Start() error {
 	if err != nil {
 		return fmt.Errorf("make a pipe: %w", err)
 	}
-	args := append([]string{mark, strconv.Itoa(os.Getpid()), p.name}, p.args...)
+	args := append([]string{mark, strconv.Itoa(os.Getpid()), p.name}, p.Args...)
 	child, err := proc.Start(proc.Spec{Path: exe, Args: args, Boot: doc, Stderr: in})
 	_ = in.Close()
 	if err != nil {

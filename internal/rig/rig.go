@@ -215,7 +215,8 @@ func (r *Rig) serve(s *http.Server, f func() error) {
 }
 
 func (r *Rig) openGateway(o Options) error {
-	r.engine = chat.NewEngine(chat.EngineOptions{})
+	// What is compiled once serves every rig on this machine.
+	r.engine = chat.NewEngine(chat.EngineOptions{CacheDir: filepath.Join(os.TempDir(), "bulkhead-rig")})
 	r.prompts = &gateway.Files{
 		Path:        func([32]byte) (string, error) { return o.Model, nil },
 		ChatOptions: chat.Options{Engine: r.engine, AllowUnlisted: true},

@@ -3,11 +3,8 @@
 package incident
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 
@@ -51,62 +48,11 @@ func leakedBytes(text string) (n int) {
 	return n
 }
 
-type client struct{ url string }
-
-type result struct {
-	status int
-	code   string
-	text   string
-}
-
-// ask asks for a completion, as a tenant.
-func (c client) ask(ctx context.Context, tenant int, text string, maxTokens int) (r result, err error) {
-	body, err := json.Marshal(map[string]any{
-		"model": rig.Model, "max_tokens": maxTokens, "temperature": 0, "messages": []any{map[string]string{"role": "user", "content": text}},
-	})
-	if err != nil {
-		return r, err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+"/v1/chat/completions", bytes.NewReader(body))
-	if err != nil {
-		return r, err
-	}
-	req.Header.Set("Authorization", "Bearer "+rig.Key(tenant))
-	req.Header.Set("Content-Type", "application/json")
-	res, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return r, err
-	}
-	defer res.Body.Close()
-	b, err := io.ReadAll(res.Body)
-	if err != nil {
-		return r, err
-	}
-	var answer struct {
-		Choices []struct {
-			Message struct{ Content string }
-		}
-		Error struct{ Code string }
-	}
-	if err := json.Unmarshal(b, &answer); err != nil {
-		return r, fmt.Errorf("answer %q: %w", b, err)
-	}
-	r = result{status: res.StatusCode, code: answer.Error.Code}
-	if len(answer.Choices) == 1 {
-		r.text = answer.Choices[0].Message.Content
-	}
-	return r, nil
-}
-
 // normal asks for something short and reports whether the answer is what the
 // copy model must say.
-func (c client) normal(ctx context.Context, tenant, n int) bool {
+func normal(ctx context.Context, r *rig.Rig, tenant, n int) bool {
 	text := fmt.Sprintf("tenant %02d asks question number %04d of many, and waits", tenant, n)
 	const length = 48
-	want := ""
-	for i := range length {
-		want += string(text[len(text)-synth.CopyDistance+i%synth.CopyDistance])
-	}
-	res, err := c.ask(ctx, tenant, text, length)
-	return err == nil && res.status == http.StatusOK && res.text == want
+	a, err := r.Ask(ctx, tenant, text, length)
+	return err == nil && a.Status == http.StatusOK && a.Text == rig.Copied(text, length)
 }

@@ -175,7 +175,7 @@ func Run(ctx context.Context, model string, up []Wall, remedy bool, oversized in
 		return row, err
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
-	return row, row.traffic(ctx, client{r.URL}, oversized)
+	return row, row.traffic(ctx, r, oversized)
 }
 
 // Tenants: one whose text must not leak, one whose prompts are too long, and
@@ -188,28 +188,28 @@ const (
 
 // traffic runs a platform full of canaries, and then oversized prompts, each
 // between prompts of other tenants.
-func (row *Row) traffic(ctx context.Context, c client, oversized int) error {
+func (row *Row) traffic(ctx context.Context, r *rig.Rig, oversized int) error {
 	// The victim's answer fills the window, and with it the decode pool.
 	const times = 39
 	for _, window := range []int{Window, PoolSize} {
-		res, err := c.ask(ctx, victim, strings.Repeat(canary, times), window-times*len(canary)-16)
+		res, err := r.Ask(ctx, victim, strings.Repeat(canary, times), window-times*len(canary)-16)
 		if err != nil {
 			return err
 		}
-		if res.status == 200 {
+		if res.Status == 200 {
 			break
 		}
 		if window == PoolSize {
-			return fmt.Errorf("the victim was not served: %d %s", res.status, res.code)
+			return fmt.Errorf("the victim was not served: %d %s", res.Status, res.Code)
 		}
 	}
 	for i := range oversized {
-		var normal sync.WaitGroup
+		var others sync.WaitGroup
 		var mu sync.Mutex
 		for k := range 2 {
 			tenant := 2 + (2*i+k)%(tenants-2)
-			normal.Go(func() {
-				ok := c.normal(ctx, tenant, i)
+			others.Go(func() {
+				ok := normal(ctx, r, tenant, i)
 				mu.Lock()
 				defer mu.Unlock()
 				row.Normal++
@@ -218,12 +218,12 @@ func (row *Row) traffic(ctx context.Context, c client, oversized int) error {
 				}
 			})
 		}
-		normal.Wait()
+		others.Wait()
 		// From the longest prompt that could be served at all down to the first
 		// that does not fit: each leaves the pages in front of its own end as the
 		// victim left them.
 		n := Window - answerTokens - i*(Window-answerTokens-PoolSize-1)/max(oversized-1, 1)
-		res, err := c.ask(ctx, attacker, question(n), answerTokens)
+		res, err := r.Ask(ctx, attacker, question(n), answerTokens)
 		if err != nil {
 			return err
 		}
@@ -232,17 +232,17 @@ func (row *Row) traffic(ctx context.Context, c client, oversized int) error {
 	return nil
 }
 
-func (row *Row) count(res result) {
+func (row *Row) count(res rig.Answer) {
 	row.Oversized++
-	if res.status == 200 {
+	if res.Status == 200 {
 		row.Answered++
 	} else {
-		row.Refused[fmt.Sprintf("%d %s", res.status, res.code)]++
+		row.Refused[fmt.Sprintf("%d %s", res.Status, res.Code)]++
 	}
-	if n := leakedBytes(res.text); n > 0 {
+	if n := leakedBytes(res.Text); n > 0 {
 		row.Leaks++
 		row.Bytes += n
-		row.Sample = res.text
+		row.Sample = res.Text
 	}
 }
 

@@ -103,7 +103,6 @@ func TestBoundaries(t *testing.T) {
 	})
 	assert.NoError(t, err)
 	defer func() { assert.NoError(t, r.Close()) }()
-	c := client{r.URL}
 	for _, tc := range []struct{ prompt, output, status int }{
 		{PoolSize - 16, 16, 200},
 		{PoolSize - 16, 17, 400},
@@ -115,11 +114,11 @@ func TestBoundaries(t *testing.T) {
 		{Window, 1, 400},
 		{Window + 1, 1, 400},
 	} {
-		_, err := c.ask(ctx, victim, canary+canary+canary, 900)
+		_, err := r.Ask(ctx, victim, canary+canary+canary, 900)
 		assert.NoError(t, err)
-		res, err := c.ask(ctx, attacker, question(tc.prompt), tc.output)
+		res, err := r.Ask(ctx, attacker, question(tc.prompt), tc.output)
 		assert.NoError(t, err)
-		if res.status != tc.status || (res.status == 400) != (res.code == "context_length_exceeded") || leakedBytes(res.text) != 0 {
+		if res.Status != tc.status || (res.Status == 400) != (res.Code == "context_length_exceeded") || leakedBytes(res.Text) != 0 {
 			t.Errorf("%d + %d tokens: %+v", tc.prompt, tc.output, res)
 		}
 	}
