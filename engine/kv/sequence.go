@@ -1,6 +1,9 @@
 package kv
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Sequence is the handle of a decode lease whose prompt is proven: pages that
 // decoding reads and writes on. Landing.Commit makes it, nothing else does.
@@ -43,6 +46,8 @@ func (s *Sequence) TokenBytes(pos int, dst []byte) ([]byte, error) {
 	if _, err := h.check(r); err != nil {
 		return dst, err
 	}
+	// One buffer, which the caller can wipe: growing would leave copies behind.
+	dst = slices.Grow(dst, p.geometry.TokenBytes())
 	return p.geometry.appendToken(dst, p.bytes(r.Index), pos%p.geometry.PageTokens), nil
 }
 
