@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	pagehistory "bulkhead.dev/audit/history"
 	"bulkhead.dev/audit/settle"
 	"bulkhead.dev/engine/kv"
 	"bulkhead.dev/engine/model"
@@ -322,6 +323,7 @@ func (p *platform) openWorkers() (err error) {
 		CheckCapacity: func(role pool.Role, pages, pageTokens, window int) error {
 			return worker.CheckCapacity(peer.Role(role), pages, pageTokens, window)
 		},
+		History: pagehistory.NewStore(p.pools.Settle).Append,
 		Changed: p.workerChanged,
 	})
 	front := "unix:" + filepath.Join(p.runDir, "front")

@@ -13,6 +13,7 @@ import (
 	"connectrpc.com/connect"
 
 	"bulkhead.dev/engine/handoff"
+	"bulkhead.dev/engine/history"
 	"bulkhead.dev/engine/kv"
 	"bulkhead.dev/infra/apperr"
 	"bulkhead.dev/infra/id"
@@ -50,6 +51,9 @@ type Options struct {
 	Identity func(ctx context.Context) (id.Epoch, Role, bool)
 	// CheckCapacity is the capacity rule of the engine.
 	CheckCapacity func(role Role, pages, pageTokens, window int) error
+	// History stores blocks of page history and returns the number of the last
+	// one stored. An error that is a history.ErrBlock says that they do not fit.
+	History func(ctx context.Context, epoch id.Epoch, blocks [][]byte) (uint64, error)
 	// Changed is told of each worker that came or went, outside any lock.
 	Changed func(w *Worker, gone bool)
 }
@@ -165,6 +169,22 @@ func (r *Registry) Heartbeat(ctx context.Context, req *poolv1.HeartbeatRequest) 
 		r.wake()
 	}
 	return &poolv1.HeartbeatResponse{Known: true}, nil
+}
+
+// AppendHistory implements the registration service.
+func (r *Registry) AppendHistory(ctx context.Context, req *poolv1.AppendHistoryRequest) (*poolv1.AppendHistoryResponse, error) {
+	epoch, _, ok := r.opts.Identity(ctx)
+	if claimed, err := id.FromBytes[id.Epoch](req.GetEpoch()); !ok || err != nil || claimed != epoch {
+		return nil, connect.NewError(connect.CodePermissionDenied, ErrEpoch)
+	}
+	stored, err := r.opts.History(ctx, epoch, req.GetBlocks())
+	switch {
+	case errors.Is(err, history.ErrBlock):
+		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
+	case err != nil:
+		return nil, connect.NewError(connect.CodeUnavailable, errors.New("page history cannot be stored now"))
+	}
+	return &poolv1.AppendHistoryResponse{Stored: stored}, nil
 }
 
 // Lost says that a worker is dead, which the caller has proof of: it reaped the

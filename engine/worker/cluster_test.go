@@ -16,6 +16,7 @@ import (
 
 	"bulkhead.dev/engine/compute"
 	"bulkhead.dev/engine/handoff"
+	"bulkhead.dev/engine/history"
 	"bulkhead.dev/engine/kv"
 	"bulkhead.dev/engine/model"
 	"bulkhead.dev/engine/model/synth"
@@ -106,6 +107,7 @@ type front struct {
 	joined   map[id.Epoch]*poolv1.RegisterRequest
 	beats    map[id.Epoch]*poolv1.HeartbeatRequest
 	messages int
+	history  map[id.Epoch]history.Link
 }
 
 func (f *front) Register(ctx context.Context, r *poolv1.RegisterRequest) (*poolv1.RegisterResponse, error) {
@@ -133,6 +135,21 @@ func (f *front) Heartbeat(ctx context.Context, r *poolv1.HeartbeatRequest) (*poo
 	return &poolv1.HeartbeatResponse{Known: known}, nil
 }
 
+func (f *front) AppendHistory(ctx context.Context, r *poolv1.AppendHistoryRequest) (*poolv1.AppendHistoryResponse, error) {
+	who, _ := peer.FromContext(ctx)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	link := f.history[who.Epoch]
+	for _, b := range r.GetBlocks() {
+		var err error
+		if _, link, err = link.Next(who.Epoch, b); err != nil {
+			return nil, connect.NewError(connect.CodeFailedPrecondition, err)
+		}
+	}
+	f.history[who.Epoch] = link
+	return &poolv1.AppendHistoryResponse{Stored: link.Number}, nil
+}
+
 func (f *front) joinedAs(e id.Epoch) *poolv1.RegisterRequest {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -157,7 +174,7 @@ func newCluster(t *testing.T, file string) *cluster {
 	assert.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	c := &cluster{t: t, dir: dir, authority: authority(t), model: file,
-		front: &front{joined: map[id.Epoch]*poolv1.RegisterRequest{}, beats: map[id.Epoch]*poolv1.HeartbeatRequest{}}}
+		front: &front{joined: map[id.Epoch]*poolv1.RegisterRequest{}, beats: map[id.Epoch]*poolv1.HeartbeatRequest{}, history: map[id.Epoch]history.Link{}}}
 	c.gateway, err = c.authority.Issue(peer.Gateway())
 	assert.NoError(t, err)
 	if file == "" {

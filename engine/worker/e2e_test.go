@@ -17,6 +17,7 @@ import (
 	"bulkhead.dev/engine/model/tokenizer"
 	"bulkhead.dev/engine/worker/peer"
 	"bulkhead.dev/infra/assert"
+	"bulkhead.dev/infra/id"
 	workerv1 "bulkhead.dev/services/gen/bulkhead/worker/v1"
 )
 
@@ -343,5 +344,35 @@ func TestScrubAhead(t *testing.T) {
 	}
 	for _, i := range []*instance{c.prefill, c.decode} {
 		c.eventually("wiped", func() bool { return i.pool.Stats().Clean == i.pool.Stats().Pages })
+	}
+}
+
+// Everything that happens to pages reaches the front while the worker lives, and
+// the rest when it ends.
+func TestPageHistoryArrives(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, "")
+	c.pair(nil)
+	o := c.do(t.Context(), c.job(1, prompt(100, 1), 20), nil)
+	assert.NoError(t, errors.Join(o.err, o.prefillErr))
+	seen := func(i *instance) uint64 {
+		c.front.mu.Lock()
+		defer c.front.mu.Unlock()
+		return c.front.history[i.who.Epoch].LastSeq
+	}
+	for _, i := range []*instance{c.prefill, c.decode} {
+		c.eventually("history", func() bool { return seen(i) > 0 })
+		before := seen(i)
+		// Two events that no tick will carry any more.
+		credits, err := i.pool.Reserve(id.Owner{7}, 1)
+		assert.NoError(t, err)
+		filler, err := credits.Fill(id.NewLease())
+		assert.NoError(t, err)
+		assert.NoError(t, filler.Grant(1))
+		filler.Abort()
+		i.stop()
+		<-i.done
+		assert.NoError(t, i.err)
+		assert.True(t, seen(i) >= before+2)
 	}
 }

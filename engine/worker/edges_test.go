@@ -13,6 +13,7 @@ import (
 	"connectrpc.com/connect"
 	"golang.org/x/sync/errgroup"
 
+	"bulkhead.dev/engine/history"
 	"bulkhead.dev/engine/kv"
 	"bulkhead.dev/engine/sched"
 	"bulkhead.dev/engine/worker/peer"
@@ -26,7 +27,7 @@ import (
 // leaves the gate at that moment.
 func TestQuarantineEndsAWait(t *testing.T) {
 	t.Parallel()
-	w := &worker{freed: make(chan struct{}, 1)}
+	w := &worker{freed: make(chan struct{}, 1), history: history.NewWriter(id.Epoch{1}, time.Now, nil)}
 	var err error
 	w.pool, err = kv.New(kv.Config{
 		Geometry: kv.Geometry{Layers: 1, KVHeads: 1, HeadDim: 2, PageTokens: kv.PageTokens, DType: kv.F32, Layout: kv.Layout1},

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"connectrpc.com/connect"
 
 	"bulkhead.dev/engine/fabric"
+	"bulkhead.dev/engine/history"
 	"bulkhead.dev/engine/kv"
 	"bulkhead.dev/engine/worker/peer"
 	poolv1 "bulkhead.dev/services/gen/bulkhead/pool/v1"
@@ -37,16 +37,27 @@ const (
 type reporter struct {
 	w        *worker
 	l        leg
-	http     *http.Client
-	front    poolv1connect.RegistrationServiceClient
 	register *poolv1.RegisterRequest
 }
 
-func (w *worker) newReporter(l leg, api, pages net.Listener) (*reporter, error) {
-	hc, err := peer.NewClient(w.set.Front, w.set.Credentials, peer.IsGateway)
-	if err != nil {
-		return nil, fmt.Errorf("front: %w", err)
+// connectFront makes the client of the front, and what records the life of pages
+// through it.
+func (w *worker) connectFront() (err error) {
+	if w.frontHTTP, err = peer.NewClient(w.set.Front, w.set.Credentials, peer.IsGateway); err != nil {
+		return fmt.Errorf("front: %w", err)
 	}
+	w.front = poolv1connect.NewRegistrationServiceClient(w.frontHTTP, peer.BaseURL)
+	w.history = history.NewWriter(w.set.epoch, w.now, func(ctx context.Context, blocks [][]byte) (uint64, error) {
+		resp, err := w.front.AppendHistory(ctx, &poolv1.AppendHistoryRequest{Epoch: w.set.epoch[:], Blocks: blocks})
+		if err != nil && connect.CodeOf(err) == connect.CodeFailedPrecondition {
+			return 0, fmt.Errorf("%w: %w", history.ErrBlock, err)
+		}
+		return resp.GetStored(), err
+	})
+	return nil
+}
+
+func (w *worker) newReporter(l leg, api, pages net.Listener) *reporter {
 	fingerprint := w.pool.Geometry().Fingerprint()
 	r := &poolv1.RegisterRequest{
 		Epoch: w.set.epoch[:], Role: poolv1.Role_ROLE_DECODE, Address: fabric.Address(api),
@@ -60,13 +71,12 @@ func (w *worker) newReporter(l leg, api, pages net.Listener) (*reporter, error) 
 	if pages != nil {
 		r.Role, r.FabricAddress = poolv1.Role_ROLE_PREFILL, fabric.Address(pages)
 	}
-	return &reporter{w: w, l: l, http: hc, front: poolv1connect.NewRegistrationServiceClient(hc, peer.BaseURL), register: r}, nil
+	return &reporter{w: w, l: l, register: r}
 }
 
 // run registers and reports until ctx ends. An error means that the front does
 // not want this worker.
 func (r *reporter) run(ctx context.Context) error {
-	defer r.http.CloseIdleConnections()
 	for ctx.Err() == nil {
 		every, err := r.announce(ctx)
 		if err != nil {
@@ -81,7 +91,7 @@ func (r *reporter) run(ctx context.Context) error {
 func (r *reporter) announce(ctx context.Context) (time.Duration, error) {
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
 		cctx, cancel := context.WithTimeout(ctx, callTimeout)
-		resp, err := r.front.Register(cctx, r.register)
+		resp, err := r.w.front.Register(cctx, r.register)
 		cancel()
 		if err == nil {
 			r.w.log.InfoContext(ctx, "registered")
@@ -116,7 +126,7 @@ func unwanted(err error) bool {
 func (r *reporter) report(ctx context.Context, every time.Duration) {
 	for {
 		cctx, cancel := context.WithTimeout(ctx, callTimeout)
-		resp, err := r.front.Heartbeat(cctx, r.beat())
+		resp, err := r.w.front.Heartbeat(cctx, r.beat())
 		cancel()
 		switch {
 		case err == nil && !resp.GetKnown():

@@ -15,6 +15,7 @@ import (
 
 	"bulkhead.dev/engine/compute"
 	"bulkhead.dev/engine/fabric"
+	"bulkhead.dev/engine/history"
 	"bulkhead.dev/engine/kv"
 	"bulkhead.dev/engine/model"
 	"bulkhead.dev/engine/model/gguf"
@@ -22,6 +23,7 @@ import (
 	"bulkhead.dev/engine/sched"
 	"bulkhead.dev/engine/worker/harden"
 	"bulkhead.dev/engine/worker/peer"
+	"bulkhead.dev/services/gen/bulkhead/pool/v1/poolv1connect"
 	"bulkhead.dev/services/gen/bulkhead/worker/v1/workerv1connect"
 )
 
@@ -51,9 +53,12 @@ type worker struct {
 	pool    *kv.Pool
 	gate    *sched.Gate
 
+	history      *history.Writer
 	freed        chan struct{} // holds one element when pages were freed
 	draining     atomic.Bool
 	stopping     atomic.Bool
+	front        poolv1connect.RegistrationServiceClient
+	frontHTTP    *http.Client
 	refusals     refusals
 	handoffBytes atomic.Uint64
 }
@@ -118,6 +123,10 @@ func run(ctx context.Context, boot Boot, log *slog.Logger, s seams) (err error) 
 		set: set, log: log.With("role", string(set.Role), "epoch", set.epoch.String()), now: s.now,
 		forward: m, window: window, level: m.Level(), freed: make(chan struct{}, 1),
 	}
+	if err := w.connectFront(); err != nil {
+		return err
+	}
+	defer w.frontHTTP.CloseIdleConnections()
 	w.forward = steppedModel(m, string(set.Role))
 	if s.wrap != nil {
 		w.forward = s.wrap(w.forward)
@@ -171,6 +180,7 @@ func open(set settings) (*gguf.File, *model.Llama, error) {
 
 // onPages is called under the lock of the pool.
 func (w *worker) onPages(e kv.Event) {
+	w.history.Note(e)
 	// A page that is being wiped ahead is not to be had until it has been.
 	if e.Kind == kv.EventFree || e.Kind == kv.EventClear || e.Kind == kv.EventScrub {
 		select {
@@ -226,10 +236,13 @@ func (w *worker) serve(ctx context.Context, l leg, pages *fabric.Server) error {
 		}
 		defer func() { _ = pageListener.Close() }()
 	}
-	reporter, err := w.newReporter(l, api, pageListener)
-	if err != nil {
-		return err
-	}
+	reporter := w.newReporter(l, api, pageListener)
+
+	// The history ends after everything that makes it.
+	historyCtx, endHistory := context.WithCancel(context.WithoutCancel(ctx))
+	defer endHistory()
+	recorded := make(chan error, 1)
+	go func() { recorded <- w.history.Run(historyCtx) }()
 
 	g, failed := errgroup.WithContext(context.WithoutCancel(ctx))
 	background, endBackground := context.WithCancel(failed)
@@ -266,6 +279,10 @@ func (w *worker) serve(ctx context.Context, l leg, pages *fabric.Server) error {
 	endBackground()
 	err = g.Wait()
 	l.close()
+	endHistory()
+	if herr := <-recorded; herr != nil {
+		w.log.ErrorContext(ctx, "page history has a gap at its end", "events", w.history.Waiting(), "error", herr)
+	}
 	if cerr := w.pool.Close(); err == nil && cerr != nil {
 		// The pages go with the process; what matters is that somebody held them.
 		err = fmt.Errorf("close page pool: %w", cerr)

@@ -29,8 +29,8 @@ var goldenGrants = map[string][]string{
 	},
 	"bulkhead_auth": {"execute find_api_key", "schema USAGE"},
 	"bulkhead_settle": {
-		"delete intent", "insert intent", "insert receipt", "insert usage", "schema USAGE",
-		"select intent", "select receipt", "select usage",
+		"delete intent", "insert intent", "insert page_history", "insert receipt", "insert usage", "schema USAGE",
+		"select intent", "select page_history", "select receipt", "select usage",
 	},
 	"bulkhead_log": nil,
 }

@@ -45,6 +45,7 @@ GROUP BY grantee, table_name ORDER BY 1`)
 		"bulkhead_app SELECT receipt",
 		"bulkhead_app SELECT usage",
 		"bulkhead_settle DELETE,INSERT,SELECT intent",
+		"bulkhead_settle INSERT,SELECT page_history",
 		"bulkhead_settle INSERT,SELECT receipt",
 		"bulkhead_settle INSERT,SELECT usage",
 	})

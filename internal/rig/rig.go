@@ -15,6 +15,7 @@ import (
 
 	"bulkhead.dev/audit/receipt"
 	"bulkhead.dev/audit/settle"
+	"bulkhead.dev/engine/history"
 	"bulkhead.dev/engine/model"
 	"bulkhead.dev/engine/model/chat"
 	"bulkhead.dev/engine/model/gguf"
@@ -84,11 +85,12 @@ type Rig struct {
 
 	mu       sync.Mutex
 	receipts []receipt.Receipt
+	links    map[id.Epoch]history.Link
 }
 
 // Start runs a platform. Close it.
 func Start(ctx context.Context, o Options) (_ *Rig, err error) {
-	r := &Rig{believe: o.Believe}
+	r := &Rig{believe: o.Believe, links: map[id.Epoch]history.Link{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.Close())
@@ -185,8 +187,23 @@ func (r *Rig) openRegistry(mine peer.Credentials, o Options) {
 			return who.Epoch, pool.Role(who.Role), ok && !who.Gateway
 		},
 		CheckCapacity: check,
+		History:       r.history,
 		Changed:       func(*pool.Worker, bool) {},
 	})
+}
+
+// history keeps nothing of what it is told, but checks it.
+func (r *Rig) history(_ context.Context, epoch id.Epoch, blocks [][]byte) (uint64, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, b := range blocks {
+		_, next, err := r.links[epoch].Next(epoch, b)
+		if err != nil {
+			return 0, err
+		}
+		r.links[epoch] = next
+	}
+	return r.links[epoch].Number, nil
 }
 
 func (r *Rig) serveRegistration(mine peer.Credentials) error {
@@ -257,6 +274,15 @@ func (r *Rig) serveOpenAI(o Options) error {
 	s := httpx.NewServer(h, httpx.ServerOptions{Log: quiet})
 	r.serve(s, func() error { return s.Serve(l) })
 	return nil
+}
+
+// Encode returns the token ids of a prompt as Ask makes it.
+func (r *Rig) Encode(ctx context.Context, text string) ([]int32, error) {
+	p, err := r.prompts.Prompter(ctx, r.Digest)
+	if err != nil {
+		return nil, err
+	}
+	return p.Encode(ctx, &gateway.Request{Messages: []chat.Message{{Role: "user", Content: text}}}, time.Now())
 }
 
 // Receipts returns the receipts of all requests that ended, in the order in

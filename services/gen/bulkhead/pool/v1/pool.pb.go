@@ -523,6 +523,103 @@ func (x *RefusalCount) GetCount() uint64 {
 	return 0
 }
 
+type AppendHistoryRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         []byte                 `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"` // 16 bytes
+	Blocks        [][]byte               `protobuf:"bytes,2,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AppendHistoryRequest) Reset() {
+	*x = AppendHistoryRequest{}
+	mi := &file_bulkhead_pool_v1_pool_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AppendHistoryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AppendHistoryRequest) ProtoMessage() {}
+
+func (x *AppendHistoryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_pool_v1_pool_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AppendHistoryRequest.ProtoReflect.Descriptor instead.
+func (*AppendHistoryRequest) Descriptor() ([]byte, []int) {
+	return file_bulkhead_pool_v1_pool_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *AppendHistoryRequest) GetEpoch() []byte {
+	if x != nil {
+		return x.Epoch
+	}
+	return nil
+}
+
+func (x *AppendHistoryRequest) GetBlocks() [][]byte {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+type AppendHistoryResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the last block that is stored.
+	Stored        uint64 `protobuf:"varint,1,opt,name=stored,proto3" json:"stored,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AppendHistoryResponse) Reset() {
+	*x = AppendHistoryResponse{}
+	mi := &file_bulkhead_pool_v1_pool_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AppendHistoryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AppendHistoryResponse) ProtoMessage() {}
+
+func (x *AppendHistoryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_pool_v1_pool_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AppendHistoryResponse.ProtoReflect.Descriptor instead.
+func (*AppendHistoryResponse) Descriptor() ([]byte, []int) {
+	return file_bulkhead_pool_v1_pool_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *AppendHistoryResponse) GetStored() uint64 {
+	if x != nil {
+		return x.Stored
+	}
+	return 0
+}
+
 type HeartbeatResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// False when the platform does not know the epoch: register again.
@@ -533,7 +630,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_bulkhead_pool_v1_pool_proto_msgTypes[5]
+	mi := &file_bulkhead_pool_v1_pool_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -545,7 +642,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_pool_v1_pool_proto_msgTypes[5]
+	mi := &file_bulkhead_pool_v1_pool_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -558,7 +655,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_bulkhead_pool_v1_pool_proto_rawDescGZIP(), []int{5}
+	return file_bulkhead_pool_v1_pool_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *HeartbeatResponse) GetKnown() bool {
@@ -613,16 +710,22 @@ const file_bulkhead_pool_v1_pool_proto_rawDesc = "" +
 	"\x05pages\x18\x02 \x01(\rR\x05pages\"<\n" +
 	"\fRefusalCount\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\x04R\x05count\")\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\"D\n" +
+	"\x14AppendHistoryRequest\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\fR\x05epoch\x12\x16\n" +
+	"\x06blocks\x18\x02 \x03(\fR\x06blocks\"/\n" +
+	"\x15AppendHistoryResponse\x12\x16\n" +
+	"\x06stored\x18\x01 \x01(\x04R\x06stored\")\n" +
 	"\x11HeartbeatResponse\x12\x14\n" +
 	"\x05known\x18\x01 \x01(\bR\x05known*?\n" +
 	"\x04Role\x12\x14\n" +
 	"\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fROLE_PREFILL\x10\x01\x12\x0f\n" +
-	"\vROLE_DECODE\x10\x022\xc2\x01\n" +
+	"\vROLE_DECODE\x10\x022\xa6\x02\n" +
 	"\x13RegistrationService\x12S\n" +
 	"\bRegister\x12!.bulkhead.pool.v1.RegisterRequest\x1a\".bulkhead.pool.v1.RegisterResponse\"\x00\x12V\n" +
-	"\tHeartbeat\x12\".bulkhead.pool.v1.HeartbeatRequest\x1a#.bulkhead.pool.v1.HeartbeatResponse\"\x00B\xb6\x01\n" +
+	"\tHeartbeat\x12\".bulkhead.pool.v1.HeartbeatRequest\x1a#.bulkhead.pool.v1.HeartbeatResponse\"\x00\x12b\n" +
+	"\rAppendHistory\x12&.bulkhead.pool.v1.AppendHistoryRequest\x1a'.bulkhead.pool.v1.AppendHistoryResponse\"\x00B\xb6\x01\n" +
 	"\x14com.bulkhead.pool.v1B\tPoolProtoP\x01Z1bulkhead.dev/services/gen/bulkhead/pool/v1;poolv1\xa2\x02\x03BPX\xaa\x02\x10Bulkhead.Pool.V1\xca\x02\x10Bulkhead\\Pool\\V1\xe2\x02\x1cBulkhead\\Pool\\V1\\GPBMetadata\xea\x02\x12Bulkhead::Pool::V1b\x06proto3"
 
 var (
@@ -638,15 +741,17 @@ func file_bulkhead_pool_v1_pool_proto_rawDescGZIP() []byte {
 }
 
 var file_bulkhead_pool_v1_pool_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_bulkhead_pool_v1_pool_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_bulkhead_pool_v1_pool_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_bulkhead_pool_v1_pool_proto_goTypes = []any{
-	(Role)(0),                 // 0: bulkhead.pool.v1.Role
-	(*RegisterRequest)(nil),   // 1: bulkhead.pool.v1.RegisterRequest
-	(*RegisterResponse)(nil),  // 2: bulkhead.pool.v1.RegisterResponse
-	(*HeartbeatRequest)(nil),  // 3: bulkhead.pool.v1.HeartbeatRequest
-	(*PageCount)(nil),         // 4: bulkhead.pool.v1.PageCount
-	(*RefusalCount)(nil),      // 5: bulkhead.pool.v1.RefusalCount
-	(*HeartbeatResponse)(nil), // 6: bulkhead.pool.v1.HeartbeatResponse
+	(Role)(0),                     // 0: bulkhead.pool.v1.Role
+	(*RegisterRequest)(nil),       // 1: bulkhead.pool.v1.RegisterRequest
+	(*RegisterResponse)(nil),      // 2: bulkhead.pool.v1.RegisterResponse
+	(*HeartbeatRequest)(nil),      // 3: bulkhead.pool.v1.HeartbeatRequest
+	(*PageCount)(nil),             // 4: bulkhead.pool.v1.PageCount
+	(*RefusalCount)(nil),          // 5: bulkhead.pool.v1.RefusalCount
+	(*AppendHistoryRequest)(nil),  // 6: bulkhead.pool.v1.AppendHistoryRequest
+	(*AppendHistoryResponse)(nil), // 7: bulkhead.pool.v1.AppendHistoryResponse
+	(*HeartbeatResponse)(nil),     // 8: bulkhead.pool.v1.HeartbeatResponse
 }
 var file_bulkhead_pool_v1_pool_proto_depIdxs = []int32{
 	0, // 0: bulkhead.pool.v1.RegisterRequest.role:type_name -> bulkhead.pool.v1.Role
@@ -654,10 +759,12 @@ var file_bulkhead_pool_v1_pool_proto_depIdxs = []int32{
 	5, // 2: bulkhead.pool.v1.HeartbeatRequest.refusals:type_name -> bulkhead.pool.v1.RefusalCount
 	1, // 3: bulkhead.pool.v1.RegistrationService.Register:input_type -> bulkhead.pool.v1.RegisterRequest
 	3, // 4: bulkhead.pool.v1.RegistrationService.Heartbeat:input_type -> bulkhead.pool.v1.HeartbeatRequest
-	2, // 5: bulkhead.pool.v1.RegistrationService.Register:output_type -> bulkhead.pool.v1.RegisterResponse
-	6, // 6: bulkhead.pool.v1.RegistrationService.Heartbeat:output_type -> bulkhead.pool.v1.HeartbeatResponse
-	5, // [5:7] is the sub-list for method output_type
-	3, // [3:5] is the sub-list for method input_type
+	6, // 5: bulkhead.pool.v1.RegistrationService.AppendHistory:input_type -> bulkhead.pool.v1.AppendHistoryRequest
+	2, // 6: bulkhead.pool.v1.RegistrationService.Register:output_type -> bulkhead.pool.v1.RegisterResponse
+	8, // 7: bulkhead.pool.v1.RegistrationService.Heartbeat:output_type -> bulkhead.pool.v1.HeartbeatResponse
+	7, // 8: bulkhead.pool.v1.RegistrationService.AppendHistory:output_type -> bulkhead.pool.v1.AppendHistoryResponse
+	6, // [6:9] is the sub-list for method output_type
+	3, // [3:6] is the sub-list for method input_type
 	3, // [3:3] is the sub-list for extension type_name
 	3, // [3:3] is the sub-list for extension extendee
 	0, // [0:3] is the sub-list for field type_name
@@ -674,7 +781,7 @@ func file_bulkhead_pool_v1_pool_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bulkhead_pool_v1_pool_proto_rawDesc), len(file_bulkhead_pool_v1_pool_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   6,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -40,6 +40,9 @@ const (
 	// RegistrationServiceHeartbeatProcedure is the fully-qualified name of the RegistrationService's
 	// Heartbeat RPC.
 	RegistrationServiceHeartbeatProcedure = "/bulkhead.pool.v1.RegistrationService/Heartbeat"
+	// RegistrationServiceAppendHistoryProcedure is the fully-qualified name of the
+	// RegistrationService's AppendHistory RPC.
+	RegistrationServiceAppendHistoryProcedure = "/bulkhead.pool.v1.RegistrationService/AppendHistory"
 )
 
 // RegistrationServiceClient is a client for the bulkhead.pool.v1.RegistrationService service.
@@ -51,6 +54,11 @@ type RegistrationServiceClient interface {
 	// Heartbeat reports the live state. A missed heartbeat takes a worker out of
 	// routing; it is never proof that the worker is dead.
 	Heartbeat(context.Context, *v1.HeartbeatRequest) (*v1.HeartbeatResponse, error)
+	// AppendHistory delivers blocks of page history (see engine/history), in
+	// order. It returns when they are durable. Delivering a block again is no harm;
+	// blocks that do not follow on those that are stored are refused with
+	// FAILED_PRECONDITION.
+	AppendHistory(context.Context, *v1.AppendHistoryRequest) (*v1.AppendHistoryResponse, error)
 }
 
 // NewRegistrationServiceClient constructs a client for the bulkhead.pool.v1.RegistrationService
@@ -76,13 +84,20 @@ func NewRegistrationServiceClient(httpClient connect.HTTPClient, baseURL string,
 			connect.WithSchema(registrationServiceMethods.ByName("Heartbeat")),
 			connect.WithClientOptions(opts...),
 		),
+		appendHistory: connect.NewClient[v1.AppendHistoryRequest, v1.AppendHistoryResponse](
+			httpClient,
+			baseURL+RegistrationServiceAppendHistoryProcedure,
+			connect.WithSchema(registrationServiceMethods.ByName("AppendHistory")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // registrationServiceClient implements RegistrationServiceClient.
 type registrationServiceClient struct {
-	register  *connect.Client[v1.RegisterRequest, v1.RegisterResponse]
-	heartbeat *connect.Client[v1.HeartbeatRequest, v1.HeartbeatResponse]
+	register      *connect.Client[v1.RegisterRequest, v1.RegisterResponse]
+	heartbeat     *connect.Client[v1.HeartbeatRequest, v1.HeartbeatResponse]
+	appendHistory *connect.Client[v1.AppendHistoryRequest, v1.AppendHistoryResponse]
 }
 
 // Register calls bulkhead.pool.v1.RegistrationService.Register.
@@ -103,6 +118,15 @@ func (c *registrationServiceClient) Heartbeat(ctx context.Context, req *v1.Heart
 	return nil, err
 }
 
+// AppendHistory calls bulkhead.pool.v1.RegistrationService.AppendHistory.
+func (c *registrationServiceClient) AppendHistory(ctx context.Context, req *v1.AppendHistoryRequest) (*v1.AppendHistoryResponse, error) {
+	response, err := c.appendHistory.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // RegistrationServiceHandler is an implementation of the bulkhead.pool.v1.RegistrationService
 // service.
 type RegistrationServiceHandler interface {
@@ -113,6 +137,11 @@ type RegistrationServiceHandler interface {
 	// Heartbeat reports the live state. A missed heartbeat takes a worker out of
 	// routing; it is never proof that the worker is dead.
 	Heartbeat(context.Context, *v1.HeartbeatRequest) (*v1.HeartbeatResponse, error)
+	// AppendHistory delivers blocks of page history (see engine/history), in
+	// order. It returns when they are durable. Delivering a block again is no harm;
+	// blocks that do not follow on those that are stored are refused with
+	// FAILED_PRECONDITION.
+	AppendHistory(context.Context, *v1.AppendHistoryRequest) (*v1.AppendHistoryResponse, error)
 }
 
 // NewRegistrationServiceHandler builds an HTTP handler from the service implementation. It returns
@@ -134,12 +163,20 @@ func NewRegistrationServiceHandler(svc RegistrationServiceHandler, opts ...conne
 		connect.WithSchema(registrationServiceMethods.ByName("Heartbeat")),
 		connect.WithHandlerOptions(opts...),
 	)
+	registrationServiceAppendHistoryHandler := connect.NewUnaryHandlerSimple(
+		RegistrationServiceAppendHistoryProcedure,
+		svc.AppendHistory,
+		connect.WithSchema(registrationServiceMethods.ByName("AppendHistory")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/bulkhead.pool.v1.RegistrationService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case RegistrationServiceRegisterProcedure:
 			registrationServiceRegisterHandler.ServeHTTP(w, r)
 		case RegistrationServiceHeartbeatProcedure:
 			registrationServiceHeartbeatHandler.ServeHTTP(w, r)
+		case RegistrationServiceAppendHistoryProcedure:
+			registrationServiceAppendHistoryHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -155,4 +192,8 @@ func (UnimplementedRegistrationServiceHandler) Register(context.Context, *v1.Reg
 
 func (UnimplementedRegistrationServiceHandler) Heartbeat(context.Context, *v1.HeartbeatRequest) (*v1.HeartbeatResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("bulkhead.pool.v1.RegistrationService.Heartbeat is not implemented"))
+}
+
+func (UnimplementedRegistrationServiceHandler) AppendHistory(context.Context, *v1.AppendHistoryRequest) (*v1.AppendHistoryResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("bulkhead.pool.v1.RegistrationService.AppendHistory is not implemented"))
 }

@@ -1,0 +1,3 @@
+// Package history keeps the page history that workers deliver (see
+// engine/history) and answers who had a page when.
+package history
