@@ -34,7 +34,8 @@ func (p *platform) openListeners(hard context.Context) error {
 	rest := openai.New(openai.Options{Backend: openaiBackend{p.gateway}, Keys: p.auth, Edge: edge, BodyLimit: p.cfg.Limits.BodyBytes})
 	connect := rpc.New(rpc.Options{
 		Backend: rpcBackend{p.gateway}, Tenants: tenancy.NewStore(p.pools.App, p.keys, time.Now), Receipts: audit.NewReader(p.pools.App),
-		Keys: p.auth, Edge: edge, ReadLimit: maxRPC, Ready: p.isReady,
+		Workers: p.registry,
+		Keys:    p.auth, Edge: edge, ReadLimit: maxRPC, Ready: p.isReady,
 	})
 	o := httpx.ServerOptions{BehindProxy: p.cfg.Public.BehindProxy, Log: p.log}
 	scheme := "http"

@@ -6,6 +6,7 @@
 //	bulkhead key       create, list and revoke API keys
 //	bulkhead model     get and list models
 //	bulkhead receipt   show the evidence about a response
+//	bulkhead pages     show whose every KV page is, now
 //	bulkhead doctor    say what this machine offers
 //	bulkhead config    print a configuration file with every field
 //	bulkhead version   print version, commit and CPU level
@@ -33,6 +34,7 @@ type cli struct {
 	Key     keyCmd     `cmd:"" help:"Create, list and revoke API keys."`
 	Model   modelCmd   `cmd:"" help:"Get, add and list models."`
 	Receipt receiptCmd `cmd:"" help:"Show the evidence that a response left."`
+	Pages   pagesCmd   `cmd:"" help:"Show whose every KV page is, on every worker, now."`
 	Doctor  doctorCmd  `cmd:"" help:"Say what this machine offers and what each missing thing costs."`
 	Config  configCmd  `cmd:"" help:"Print a configuration file with every field, commented, at its default."`
 	Version versionCmd `cmd:"" help:"Print version, commit, Go version and CPU level."`

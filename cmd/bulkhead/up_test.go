@@ -254,6 +254,39 @@ func TestClientThatLeavesGetsAReceipt(t *testing.T) {
 	eventually(t, "decode stops", func() bool { return r.metric(t, `bulkhead_worker_running{role="decode"}`) == "0" })
 }
 
+// While an answer is computed the operator sees whose pages it takes, and nobody
+// else sees anything.
+func TestPages(t *testing.T) {
+	t.Parallel()
+	data := scratch(t)
+	r := start(t, data, randomModel(t, data))
+	operator := []string{"BULKHEAD_URL=" + r.URL, "BULKHEAD_DATA=" + data}
+	res := r.request(t.Context(), t, "/v1/chat/completions", r.chat(r.Model, endless))
+	readUntil(t, bufio.NewReader(res.Body), 60)
+	out, errs, err := command(t, operator, "pages", "--worker", "decode", "--state", "filling")
+	if err != nil {
+		t.Fatal(errs)
+	}
+	if !strings.HasPrefix(out, "decode wrk_") || !strings.Contains(out, "held by ") || !strings.Contains(out, "  filling ") || strings.Contains(out, "  sealed ") {
+		t.Fatal(out)
+	}
+	_, owner, _ := strings.Cut(out, "held by ")
+	owner = strings.Fields(owner)[1]
+	assert.Equal(t, len(owner), 8)
+	out, errs, err = command(t, operator, "pages", "--owner", owner, "--json")
+	if err != nil {
+		t.Fatal(errs)
+	}
+	assert.True(t, strings.Count(out, `"epoch"`) == 2 && strings.Contains(out, `"sealed"`) && strings.Contains(out, owner))
+	_ = res.Body.Close()
+	eventually(t, "decode holds nothing", func() bool {
+		out, _, err := command(t, operator, "pages", "--worker", "decode")
+		return err == nil && !strings.Contains(out, "held by")
+	})
+	_, errs, err = r.bulkhead(t, "pages")
+	assert.True(t, err != nil && strings.Contains(errs, "platform:admin"))
+}
+
 func TestKilledPlatformLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	data := scratch(t)

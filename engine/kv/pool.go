@@ -238,7 +238,10 @@ type PageInfo struct {
 func (p *Pool) Page(index uint32) PageInfo {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	g := &p.pages[index]
+	return p.pages[index].info()
+}
+
+func (g *page) info() PageInfo {
 	return PageInfo{
 		State: g.state, Reason: g.reason, Owner: g.owner, Lease: g.lease, Generation: g.generation,
 		Refs: int(g.refs), Readers: int(g.readers), Writers: int(g.writers), Scrubs: int(g.scrubs), Scrub: g.scrub, Since: g.since,

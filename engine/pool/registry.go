@@ -93,6 +93,7 @@ func (r *Registry) Register(ctx context.Context, req *poolv1.RegisterRequest) (*
 	} else {
 		w.DecodeClient = workerv1connect.NewDecodeServiceClient(hc, base, connect.WithGRPC())
 	}
+	w.ControlClient = workerv1connect.NewControlServiceClient(hc, base, connect.WithGRPC())
 	r.mu.Lock()
 	if r.gone[w.Epoch] {
 		r.mu.Unlock()

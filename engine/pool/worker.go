@@ -40,6 +40,7 @@ type Worker struct {
 	// PrefillClient or DecodeClient is set, by role.
 	PrefillClient workerv1connect.PrefillServiceClient
 	DecodeClient  workerv1connect.DecodeServiceClient
+	ControlClient workerv1connect.ControlServiceClient
 
 	inflight atomic.Int64
 	gone     chan struct{} // closed by Registry.Lost

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 
+	"bulkhead.dev/engine/kv"
 	"bulkhead.dev/engine/worker/peer"
 	workerv1 "bulkhead.dev/services/gen/bulkhead/worker/v1"
 )
@@ -22,4 +23,23 @@ func (c control) Drain(ctx context.Context, _ *workerv1.DrainRequest) (*workerv1
 	case <-ctx.Done():
 		return nil, c.w.refused(ctx, "drain", names{}, ctx.Err(), measured{})
 	}
+}
+
+// Pages implements workerv1connect.ControlServiceHandler.
+func (c control) Pages(ctx context.Context, _ *workerv1.PagesRequest) (*workerv1.PagesResponse, error) {
+	if _, err := peer.Require(ctx, peer.IsGateway); err != nil {
+		return nil, c.w.refused(ctx, "pages", names{}, err, measured{})
+	}
+	out := &workerv1.PagesResponse{MaxQuarantine: uint32(c.w.set.Quarantine)}
+	for _, r := range kv.Runs(c.w.pool.Snapshot(nil)) {
+		run := &workerv1.PageRun{
+			First: r.First, Count: r.Count, State: r.State.String(), Owner: r.Owner[:], Lease: r.Lease[:], Generation: r.Generation,
+			SinceUs: r.Since.UnixMicro(), References: uint32(r.Refs), Readers: uint32(r.Readers), Writers: uint32(r.Writers),
+		}
+		if r.State == kv.StateQuarantined {
+			run.Reason = r.Reason.String()
+		}
+		out.Runs = append(out.Runs, run)
+	}
+	return out, nil
 }

@@ -10,6 +10,7 @@ import (
 	"connectrpc.com/grpcreflect"
 
 	"bulkhead.dev/audit"
+	"bulkhead.dev/engine/pool"
 	"bulkhead.dev/infra/apperr"
 	"bulkhead.dev/infra/id"
 	"bulkhead.dev/infra/secret"
@@ -17,6 +18,7 @@ import (
 	"bulkhead.dev/services/gen/bulkhead/audit/v1/auditv1connect"
 	"bulkhead.dev/services/gen/bulkhead/catalog/v1/catalogv1connect"
 	"bulkhead.dev/services/gen/bulkhead/inference/v1/inferencev1connect"
+	"bulkhead.dev/services/gen/bulkhead/operations/v1/operationsv1connect"
 	"bulkhead.dev/services/gen/bulkhead/tenancy/v1/tenancyv1connect"
 	"bulkhead.dev/services/httpx"
 	"bulkhead.dev/tenancy"
@@ -55,11 +57,17 @@ type Receipts interface {
 	Get(ctx context.Context, tenant id.Tenant, request id.Request) (audit.Stored, error)
 }
 
+// Workers knows the live workers; *pool.Registry.
+type Workers interface {
+	PageMaps(ctx context.Context) []pool.PageMap
+}
+
 // Options wire the services. All fields are required.
 type Options struct {
 	Backend   Backend
 	Tenants   Tenants
 	Receipts  Receipts
+	Workers   Workers
 	Keys      httpx.Authenticator
 	Edge      *httpx.Edge
 	ReadLimit int         // bytes of the largest message
@@ -83,7 +91,8 @@ func New(o Options) http.Handler {
 	mux.Handle(tenancyv1connect.NewTenancyServiceHandler(&tenants{o}, opts...))
 	mux.Handle(catalogv1connect.NewCatalogServiceHandler(&catalog{o}, opts...))
 	mux.Handle(auditv1connect.NewAuditServiceHandler(&receipts{o}, opts...))
-	names := []string{inferencev1connect.InferenceServiceName, tenancyv1connect.TenancyServiceName, catalogv1connect.CatalogServiceName, auditv1connect.AuditServiceName}
+	mux.Handle(operationsv1connect.NewOperationsServiceHandler(&operations{o}, opts...))
+	names := []string{operationsv1connect.OperationsServiceName, inferencev1connect.InferenceServiceName, tenancyv1connect.TenancyServiceName, catalogv1connect.CatalogServiceName, auditv1connect.AuditServiceName}
 	mux.Handle(grpchealth.NewHandler(health{ready: o.Ready, names: names}, opts...))
 	reflector := grpcreflect.NewStaticReflector(append(names, grpchealth.HealthV1ServiceName)...)
 	mux.Handle(grpcreflect.NewHandlerV1(reflector, opts...))

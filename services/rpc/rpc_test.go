@@ -17,6 +17,7 @@ import (
 
 	"bulkhead.dev/audit"
 	"bulkhead.dev/audit/receipt"
+	"bulkhead.dev/engine/pool"
 	"bulkhead.dev/infra/apperr"
 	"bulkhead.dev/infra/assert"
 	"bulkhead.dev/infra/id"
@@ -26,7 +27,10 @@ import (
 	catalogv1 "bulkhead.dev/services/gen/bulkhead/catalog/v1"
 	inferencev1 "bulkhead.dev/services/gen/bulkhead/inference/v1"
 	"bulkhead.dev/services/gen/bulkhead/inference/v1/inferencev1connect"
+	operationsv1 "bulkhead.dev/services/gen/bulkhead/operations/v1"
+	"bulkhead.dev/services/gen/bulkhead/operations/v1/operationsv1connect"
 	tenancyv1 "bulkhead.dev/services/gen/bulkhead/tenancy/v1"
+	workerv1 "bulkhead.dev/services/gen/bulkhead/worker/v1"
 	"bulkhead.dev/services/httpx"
 	"bulkhead.dev/tenancy"
 )
@@ -75,6 +79,17 @@ func (f *fake) Get(_ context.Context, tenant id.Tenant, _ id.Request) (audit.Sto
 	return f.stored, nil
 }
 
+func (f *fake) PageMaps(context.Context) []pool.PageMap {
+	owner := append([]byte{0xab, 0xcd, 0xef, 0x01}, make([]byte, 12)...)
+	return []pool.PageMap{
+		{Worker: &pool.Worker{Epoch: id.Epoch{1}, Role: pool.Prefill}, Pages: &workerv1.PagesResponse{MaxQuarantine: 2, Runs: []*workerv1.PageRun{
+			{First: 0, Count: 3, State: "quarantined", Reason: "reader open", Owner: owner, Lease: owner, Generation: 9, SinceUs: 1_800_000_000_000_000, Readers: 1},
+			{First: 3, Count: 5, State: "clean", Owner: make([]byte, 16), Lease: make([]byte, 16), SinceUs: 1},
+		}}},
+		{Worker: &pool.Worker{Epoch: id.Epoch{2}, Role: pool.Decode}, Err: errors.New("with the address of a socket in it")},
+	}
+}
+
 type fakeStream struct {
 	f    *fake
 	id   id.Request
@@ -106,7 +121,7 @@ func (nobody) Unauthenticated()                      {}
 func serve(t *testing.T, f *fake) *httptest.Server {
 	t.Helper()
 	ts := httptest.NewUnstartedServer(New(Options{
-		Backend: f, Tenants: nil, Receipts: f, Keys: f, ReadLimit: 1 << 16, Ready: func() bool { return true },
+		Backend: f, Tenants: nil, Receipts: f, Workers: f, Keys: f, ReadLimit: 1 << 16, Ready: func() bool { return true },
 		Edge: &httpx.Edge{Log: slog.New(slog.DiscardHandler), Now: time.Now, Observer: nobody{}},
 	}))
 	ts.EnableHTTP2 = true
@@ -144,7 +159,8 @@ func (k keyed) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 func procedures() []string {
 	var out []string
 	for _, f := range []protoreflect.FileDescriptor{inferencev1.File_bulkhead_inference_v1_inference_proto, tenancyv1.File_bulkhead_tenancy_v1_tenancy_proto,
-		catalogv1.File_bulkhead_catalog_v1_catalog_proto, auditv1.File_bulkhead_audit_v1_audit_proto} {
+		catalogv1.File_bulkhead_catalog_v1_catalog_proto, auditv1.File_bulkhead_audit_v1_audit_proto,
+		operationsv1.File_bulkhead_operations_v1_operations_proto} {
 		for i := range f.Services().Len() {
 			s := f.Services().Get(i)
 			for j := range s.Methods().Len() {
@@ -290,4 +306,25 @@ func TestReceipts(t *testing.T) {
 	}
 	_, err = c.GetReceipt(t.Context(), &auditv1.GetReceiptRequest{Id: "key_x"})
 	assert.Equal(t, connect.CodeOf(err), connect.CodeInvalidArgument)
+}
+
+// The page map shows tags, not whole ids, and a worker that says nothing hides
+// nobody.
+func TestListPages(t *testing.T) {
+	t.Parallel()
+	ts := serve(t, &fake{scopes: tenancy.ScopePlatform})
+	c := operationsv1connect.NewOperationsServiceClient(ts.Client(), ts.URL, withKey("good"))
+	got, err := c.ListPages(t.Context(), &operationsv1.ListPagesRequest{})
+	assert.NoError(t, err)
+	assert.Equal(t, len(got.GetWorkers()), 2)
+	w := got.GetWorkers()[0]
+	assert.Equal(t, w.GetRole(), "prefill")
+	assert.Equal(t, w.GetMaxQuarantine(), uint32(2))
+	r := w.GetRuns()[0]
+	assert.Equal(t, r.GetOwner(), "abcdef01")
+	assert.Equal(t, r.GetLease(), "abcdef01")
+	assert.Equal(t, r.GetReason(), "reader open")
+	assert.Equal(t, r.GetSince().AsTime(), time.UnixMicro(1_800_000_000_000_000).UTC())
+	assert.Equal(t, w.GetRuns()[1].GetOwner(), "")
+	assert.Equal(t, got.GetWorkers()[1].GetError(), "the worker did not answer")
 }

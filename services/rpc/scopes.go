@@ -4,6 +4,7 @@ import (
 	"bulkhead.dev/services/gen/bulkhead/audit/v1/auditv1connect"
 	"bulkhead.dev/services/gen/bulkhead/catalog/v1/catalogv1connect"
 	"bulkhead.dev/services/gen/bulkhead/inference/v1/inferencev1connect"
+	"bulkhead.dev/services/gen/bulkhead/operations/v1/operationsv1connect"
 	"bulkhead.dev/services/gen/bulkhead/tenancy/v1/tenancyv1connect"
 	"bulkhead.dev/tenancy"
 )
@@ -24,6 +25,8 @@ var scopes = map[string]tenancy.Scopes{
 
 	catalogv1connect.CatalogServiceListModelsProcedure: tenancy.ScopeInference,
 	catalogv1connect.CatalogServiceGetModelProcedure:   tenancy.ScopeInference,
+
+	operationsv1connect.OperationsServiceListPagesProcedure: tenancy.ScopePlatform,
 
 	auditv1connect.AuditServiceGetReceiptProcedure: tenancy.ScopeReceiptsRead,
 }

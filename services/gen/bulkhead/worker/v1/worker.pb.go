@@ -1276,6 +1276,219 @@ func (*PreviewResponse) Descriptor() ([]byte, []int) {
 	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{16}
 }
 
+type PagesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PagesRequest) Reset() {
+	*x = PagesRequest{}
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PagesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PagesRequest) ProtoMessage() {}
+
+func (x *PagesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PagesRequest.ProtoReflect.Descriptor instead.
+func (*PagesRequest) Descriptor() ([]byte, []int) {
+	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{17}
+}
+
+type PagesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Runs          []*PageRun             `protobuf:"bytes,1,rep,name=runs,proto3" json:"runs,omitempty"`
+	MaxQuarantine uint32                 `protobuf:"varint,2,opt,name=max_quarantine,json=maxQuarantine,proto3" json:"max_quarantine,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PagesResponse) Reset() {
+	*x = PagesResponse{}
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PagesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PagesResponse) ProtoMessage() {}
+
+func (x *PagesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PagesResponse.ProtoReflect.Descriptor instead.
+func (*PagesResponse) Descriptor() ([]byte, []int) {
+	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *PagesResponse) GetRuns() []*PageRun {
+	if x != nil {
+		return x.Runs
+	}
+	return nil
+}
+
+func (x *PagesResponse) GetMaxQuarantine() uint32 {
+	if x != nil {
+		return x.MaxQuarantine
+	}
+	return 0
+}
+
+// PageRun is a run of neighboring pages that are alike.
+type PageRun struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	First         uint32                 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
+	Count         uint32                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"` // of the quarantine
+	Owner         []byte                 `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`   // 16 bytes; the last one of free pages, all zero for none
+	Lease         []byte                 `protobuf:"bytes,6,opt,name=lease,proto3" json:"lease,omitempty"`   // 16 bytes
+	Generation    uint64                 `protobuf:"varint,7,opt,name=generation,proto3" json:"generation,omitempty"`
+	SinceUs       int64                  `protobuf:"varint,8,opt,name=since_us,json=sinceUs,proto3" json:"since_us,omitempty"` // microseconds since 1970: the earliest of the pages
+	References    uint32                 `protobuf:"varint,9,opt,name=references,proto3" json:"references,omitempty"`
+	Readers       uint32                 `protobuf:"varint,10,opt,name=readers,proto3" json:"readers,omitempty"`
+	Writers       uint32                 `protobuf:"varint,11,opt,name=writers,proto3" json:"writers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PageRun) Reset() {
+	*x = PageRun{}
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PageRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PageRun) ProtoMessage() {}
+
+func (x *PageRun) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PageRun.ProtoReflect.Descriptor instead.
+func (*PageRun) Descriptor() ([]byte, []int) {
+	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *PageRun) GetFirst() uint32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *PageRun) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *PageRun) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *PageRun) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *PageRun) GetOwner() []byte {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+func (x *PageRun) GetLease() []byte {
+	if x != nil {
+		return x.Lease
+	}
+	return nil
+}
+
+func (x *PageRun) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *PageRun) GetSinceUs() int64 {
+	if x != nil {
+		return x.SinceUs
+	}
+	return 0
+}
+
+func (x *PageRun) GetReferences() uint32 {
+	if x != nil {
+		return x.References
+	}
+	return 0
+}
+
+func (x *PageRun) GetReaders() uint32 {
+	if x != nil {
+		return x.Readers
+	}
+	return 0
+}
+
+func (x *PageRun) GetWriters() uint32 {
+	if x != nil {
+		return x.Writers
+	}
+	return 0
+}
+
 type DrainRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1284,7 +1497,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[17]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1296,7 +1509,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[17]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1309,7 +1522,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{17}
+	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{20}
 }
 
 type DrainResponse struct {
@@ -1320,7 +1533,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[18]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1332,7 +1545,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[18]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1345,7 +1558,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{18}
+	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{21}
 }
 
 var File_bulkhead_worker_v1_worker_proto protoreflect.FileDescriptor
@@ -1454,6 +1667,27 @@ const file_bulkhead_worker_v1_worker_proto_rawDesc = "" +
 	"transferId\x12\x18\n" +
 	"\apreview\x18\x03 \x01(\fR\apreview\"\x11\n" +
 	"\x0fPreviewResponse\"\x0e\n" +
+	"\fPagesRequest\"g\n" +
+	"\rPagesResponse\x12/\n" +
+	"\x04runs\x18\x01 \x03(\v2\x1b.bulkhead.worker.v1.PageRunR\x04runs\x12%\n" +
+	"\x0emax_quarantine\x18\x02 \x01(\rR\rmaxQuarantine\"\x9e\x02\n" +
+	"\aPageRun\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\rR\x05first\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05owner\x18\x05 \x01(\fR\x05owner\x12\x14\n" +
+	"\x05lease\x18\x06 \x01(\fR\x05lease\x12\x1e\n" +
+	"\n" +
+	"generation\x18\a \x01(\x04R\n" +
+	"generation\x12\x19\n" +
+	"\bsince_us\x18\b \x01(\x03R\asinceUs\x12\x1e\n" +
+	"\n" +
+	"references\x18\t \x01(\rR\n" +
+	"references\x12\x18\n" +
+	"\areaders\x18\n" +
+	" \x01(\rR\areaders\x12\x18\n" +
+	"\awriters\x18\v \x01(\rR\awriters\"\x0e\n" +
 	"\fDrainRequest\"\x0f\n" +
 	"\rDrainResponse2f\n" +
 	"\x0ePrefillService\x12T\n" +
@@ -1461,9 +1695,10 @@ const file_bulkhead_worker_v1_worker_proto_rawDesc = "" +
 	"\rDecodeService\x12Y\n" +
 	"\bGenerate\x12#.bulkhead.worker.v1.GenerateRequest\x1a$.bulkhead.worker.v1.GenerateResponse\"\x000\x01\x12N\n" +
 	"\x05Offer\x12 .bulkhead.worker.v1.OfferRequest\x1a!.bulkhead.worker.v1.OfferResponse\"\x00\x12T\n" +
-	"\aPreview\x12\".bulkhead.worker.v1.PreviewRequest\x1a#.bulkhead.worker.v1.PreviewResponse\"\x002`\n" +
+	"\aPreview\x12\".bulkhead.worker.v1.PreviewRequest\x1a#.bulkhead.worker.v1.PreviewResponse\"\x002\xb0\x01\n" +
 	"\x0eControlService\x12N\n" +
-	"\x05Drain\x12 .bulkhead.worker.v1.DrainRequest\x1a!.bulkhead.worker.v1.DrainResponse\"\x00B\xc6\x01\n" +
+	"\x05Drain\x12 .bulkhead.worker.v1.DrainRequest\x1a!.bulkhead.worker.v1.DrainResponse\"\x00\x12N\n" +
+	"\x05Pages\x12 .bulkhead.worker.v1.PagesRequest\x1a!.bulkhead.worker.v1.PagesResponse\"\x00B\xc6\x01\n" +
 	"\x16com.bulkhead.worker.v1B\vWorkerProtoP\x01Z5bulkhead.dev/services/gen/bulkhead/worker/v1;workerv1\xa2\x02\x03BWX\xaa\x02\x12Bulkhead.Worker.V1\xca\x02\x12Bulkhead\\Worker\\V1\xe2\x02\x1eBulkhead\\Worker\\V1\\GPBMetadata\xea\x02\x14Bulkhead::Worker::V1b\x06proto3"
 
 var (
@@ -1478,7 +1713,7 @@ func file_bulkhead_worker_v1_worker_proto_rawDescGZIP() []byte {
 	return file_bulkhead_worker_v1_worker_proto_rawDescData
 }
 
-var file_bulkhead_worker_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_bulkhead_worker_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_bulkhead_worker_v1_worker_proto_goTypes = []any{
 	(*Refusal)(nil),          // 0: bulkhead.worker.v1.Refusal
 	(*Extent)(nil),           // 1: bulkhead.worker.v1.Extent
@@ -1497,8 +1732,11 @@ var file_bulkhead_worker_v1_worker_proto_goTypes = []any{
 	(*OfferResponse)(nil),    // 14: bulkhead.worker.v1.OfferResponse
 	(*PreviewRequest)(nil),   // 15: bulkhead.worker.v1.PreviewRequest
 	(*PreviewResponse)(nil),  // 16: bulkhead.worker.v1.PreviewResponse
-	(*DrainRequest)(nil),     // 17: bulkhead.worker.v1.DrainRequest
-	(*DrainResponse)(nil),    // 18: bulkhead.worker.v1.DrainResponse
+	(*PagesRequest)(nil),     // 17: bulkhead.worker.v1.PagesRequest
+	(*PagesResponse)(nil),    // 18: bulkhead.worker.v1.PagesResponse
+	(*PageRun)(nil),          // 19: bulkhead.worker.v1.PageRun
+	(*DrainRequest)(nil),     // 20: bulkhead.worker.v1.DrainRequest
+	(*DrainResponse)(nil),    // 21: bulkhead.worker.v1.DrainResponse
 }
 var file_bulkhead_worker_v1_worker_proto_depIdxs = []int32{
 	2,  // 0: bulkhead.worker.v1.Refusal.facts:type_name -> bulkhead.worker.v1.LegFacts
@@ -1513,21 +1751,24 @@ var file_bulkhead_worker_v1_worker_proto_depIdxs = []int32{
 	12, // 9: bulkhead.worker.v1.GenerateResponse.finished:type_name -> bulkhead.worker.v1.Finished
 	2,  // 10: bulkhead.worker.v1.Committed.facts:type_name -> bulkhead.worker.v1.LegFacts
 	2,  // 11: bulkhead.worker.v1.Finished.facts:type_name -> bulkhead.worker.v1.LegFacts
-	3,  // 12: bulkhead.worker.v1.PrefillService.Prefill:input_type -> bulkhead.worker.v1.PrefillRequest
-	6,  // 13: bulkhead.worker.v1.DecodeService.Generate:input_type -> bulkhead.worker.v1.GenerateRequest
-	13, // 14: bulkhead.worker.v1.DecodeService.Offer:input_type -> bulkhead.worker.v1.OfferRequest
-	15, // 15: bulkhead.worker.v1.DecodeService.Preview:input_type -> bulkhead.worker.v1.PreviewRequest
-	17, // 16: bulkhead.worker.v1.ControlService.Drain:input_type -> bulkhead.worker.v1.DrainRequest
-	5,  // 17: bulkhead.worker.v1.PrefillService.Prefill:output_type -> bulkhead.worker.v1.PrefillResponse
-	8,  // 18: bulkhead.worker.v1.DecodeService.Generate:output_type -> bulkhead.worker.v1.GenerateResponse
-	14, // 19: bulkhead.worker.v1.DecodeService.Offer:output_type -> bulkhead.worker.v1.OfferResponse
-	16, // 20: bulkhead.worker.v1.DecodeService.Preview:output_type -> bulkhead.worker.v1.PreviewResponse
-	18, // 21: bulkhead.worker.v1.ControlService.Drain:output_type -> bulkhead.worker.v1.DrainResponse
-	17, // [17:22] is the sub-list for method output_type
-	12, // [12:17] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	19, // 12: bulkhead.worker.v1.PagesResponse.runs:type_name -> bulkhead.worker.v1.PageRun
+	3,  // 13: bulkhead.worker.v1.PrefillService.Prefill:input_type -> bulkhead.worker.v1.PrefillRequest
+	6,  // 14: bulkhead.worker.v1.DecodeService.Generate:input_type -> bulkhead.worker.v1.GenerateRequest
+	13, // 15: bulkhead.worker.v1.DecodeService.Offer:input_type -> bulkhead.worker.v1.OfferRequest
+	15, // 16: bulkhead.worker.v1.DecodeService.Preview:input_type -> bulkhead.worker.v1.PreviewRequest
+	20, // 17: bulkhead.worker.v1.ControlService.Drain:input_type -> bulkhead.worker.v1.DrainRequest
+	17, // 18: bulkhead.worker.v1.ControlService.Pages:input_type -> bulkhead.worker.v1.PagesRequest
+	5,  // 19: bulkhead.worker.v1.PrefillService.Prefill:output_type -> bulkhead.worker.v1.PrefillResponse
+	8,  // 20: bulkhead.worker.v1.DecodeService.Generate:output_type -> bulkhead.worker.v1.GenerateResponse
+	14, // 21: bulkhead.worker.v1.DecodeService.Offer:output_type -> bulkhead.worker.v1.OfferResponse
+	16, // 22: bulkhead.worker.v1.DecodeService.Preview:output_type -> bulkhead.worker.v1.PreviewResponse
+	21, // 23: bulkhead.worker.v1.ControlService.Drain:output_type -> bulkhead.worker.v1.DrainResponse
+	18, // 24: bulkhead.worker.v1.ControlService.Pages:output_type -> bulkhead.worker.v1.PagesResponse
+	19, // [19:25] is the sub-list for method output_type
+	13, // [13:19] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_bulkhead_worker_v1_worker_proto_init() }
@@ -1547,7 +1788,7 @@ func file_bulkhead_worker_v1_worker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bulkhead_worker_v1_worker_proto_rawDesc), len(file_bulkhead_worker_v1_worker_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -50,6 +50,8 @@ const (
 	DecodeServicePreviewProcedure = "/bulkhead.worker.v1.DecodeService/Preview"
 	// ControlServiceDrainProcedure is the fully-qualified name of the ControlService's Drain RPC.
 	ControlServiceDrainProcedure = "/bulkhead.worker.v1.ControlService/Drain"
+	// ControlServicePagesProcedure is the fully-qualified name of the ControlService's Pages RPC.
+	ControlServicePagesProcedure = "/bulkhead.worker.v1.ControlService/Pages"
 )
 
 // PrefillServiceClient is a client for the bulkhead.worker.v1.PrefillService service.
@@ -293,6 +295,8 @@ type ControlServiceClient interface {
 	// Drain stops the worker from taking new work and returns when what it has
 	// is finished or the deadline of the call passes.
 	Drain(context.Context, *v1.DrainRequest) (*v1.DrainResponse, error)
+	// Pages returns the live page map.
+	Pages(context.Context, *v1.PagesRequest) (*v1.PagesResponse, error)
 }
 
 // NewControlServiceClient constructs a client for the bulkhead.worker.v1.ControlService service. By
@@ -312,12 +316,19 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("Drain")),
 			connect.WithClientOptions(opts...),
 		),
+		pages: connect.NewClient[v1.PagesRequest, v1.PagesResponse](
+			httpClient,
+			baseURL+ControlServicePagesProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("Pages")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // controlServiceClient implements ControlServiceClient.
 type controlServiceClient struct {
 	drain *connect.Client[v1.DrainRequest, v1.DrainResponse]
+	pages *connect.Client[v1.PagesRequest, v1.PagesResponse]
 }
 
 // Drain calls bulkhead.worker.v1.ControlService.Drain.
@@ -329,11 +340,22 @@ func (c *controlServiceClient) Drain(ctx context.Context, req *v1.DrainRequest) 
 	return nil, err
 }
 
+// Pages calls bulkhead.worker.v1.ControlService.Pages.
+func (c *controlServiceClient) Pages(ctx context.Context, req *v1.PagesRequest) (*v1.PagesResponse, error) {
+	response, err := c.pages.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // ControlServiceHandler is an implementation of the bulkhead.worker.v1.ControlService service.
 type ControlServiceHandler interface {
 	// Drain stops the worker from taking new work and returns when what it has
 	// is finished or the deadline of the call passes.
 	Drain(context.Context, *v1.DrainRequest) (*v1.DrainResponse, error)
+	// Pages returns the live page map.
+	Pages(context.Context, *v1.PagesRequest) (*v1.PagesResponse, error)
 }
 
 // NewControlServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -349,10 +371,18 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("Drain")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServicePagesHandler := connect.NewUnaryHandlerSimple(
+		ControlServicePagesProcedure,
+		svc.Pages,
+		connect.WithSchema(controlServiceMethods.ByName("Pages")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/bulkhead.worker.v1.ControlService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case ControlServiceDrainProcedure:
 			controlServiceDrainHandler.ServeHTTP(w, r)
+		case ControlServicePagesProcedure:
+			controlServicePagesHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -364,4 +394,8 @@ type UnimplementedControlServiceHandler struct{}
 
 func (UnimplementedControlServiceHandler) Drain(context.Context, *v1.DrainRequest) (*v1.DrainResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("bulkhead.worker.v1.ControlService.Drain is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) Pages(context.Context, *v1.PagesRequest) (*v1.PagesResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("bulkhead.worker.v1.ControlService.Pages is not implemented"))
 }
