@@ -1,0 +1,112 @@
+//go:build cgo && amd64
+
+#define _GNU_SOURCE
+#include "kernels.h"
+#include <immintrin.h>
+#include <string.h>
+
+#define T2     __attribute__((target("avx2")))
+#define T5     __attribute__((target("avx512f,avx512bw,avx512vl,avx2")))
+#define INL    static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 4")
+/* After the one load of a piece of the source, the compiler has to take the register for changed and cannot load again. So
+ * what is added is what is stored, whatever another process does to the source meanwhile. */
+#define PIN(x) __asm__ volatile("" : "+v"(x))
+
+/* From here on stores go past the caches (measured: copies 15 % faster, fills 50 %). Pages of that size come by the
+ * hundred; who reads them does so later, and not from this core's cache. */
+enum { FAR = 64 << 10 };
+/* How far ahead of the load a line is fetched: the hardware stops at the end of each 4 KiB (measured: sums 40 % faster).
+ * Never beyond the source. */
+enum { AHEAD = 4096 };
+
+int bk_mem_level(void) {
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2")) return BK_MEM_GO;
+    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") ? BK_MEM_AVX512 : BK_MEM_AVX2;
+}
+
+enum store { NONE, NEAR, STREAM };
+
+/* n bytes of one stripe; key points to the word that goes with the first; the source goes on for left bytes. */
+T2 INL void nh_2(enum store st, const uint32_t *key, uint8_t *d, const uint8_t *s, size_t n, size_t left, uint64_t sum[BK_LANES]) {
+    __m256i acc[BK_LANES] = { _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256() };
+    for (size_t i = 0; i < n; i += 64) {
+        if (i + AHEAD < left) _mm_prefetch((const void *)(s + i + AHEAD), _MM_HINT_T0);
+        UNROLL for (size_t j = i; j < i + 64; j += 32) {
+            __m256i m = _mm256_loadu_si256((const void *)(s + j));
+            PIN(m);
+            if (st == NEAR) _mm256_storeu_si256((void *)(d + j), m);
+            if (st == STREAM) _mm256_stream_si256((void *)(d + j), m);
+            UNROLL for (int p = 0; p < BK_LANES; p++) {
+                __m256i x = _mm256_add_epi32(m, _mm256_loadu_si256((const void *)(key + 4 * p + j / 4)));
+                acc[p] = _mm256_add_epi64(acc[p], _mm256_mul_epu32(x, _mm256_shuffle_epi32(x, 0xf5)));
+            }
+        }
+    }
+    for (int p = 0; p < BK_LANES; p++) { uint64_t t[4]; memcpy(t, &acc[p], 32); sum[p] += t[0] + t[1] + t[2] + t[3]; }
+}
+T5 INL void nh_5(enum store st, const uint32_t *key, uint8_t *d, const uint8_t *s, size_t n, size_t left, uint64_t sum[BK_LANES]) {
+    __m512i acc[BK_LANES] = { _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512() };
+    for (size_t i = 0; i < n; i += 64) {
+        if (i + AHEAD < left) _mm_prefetch((const void *)(s + i + AHEAD), _MM_HINT_T0);
+        __m512i m = _mm512_loadu_si512(s + i);
+        PIN(m);
+        if (st == NEAR) _mm512_storeu_si512(d + i, m);
+        if (st == STREAM) _mm512_stream_si512((void *)(d + i), m);
+        UNROLL for (int p = 0; p < BK_LANES; p++) {
+            __m512i x = _mm512_add_epi32(m, _mm512_loadu_si512(key + 4 * p + i / 4));
+            acc[p] = _mm512_add_epi64(acc[p], _mm512_mul_epu32(x, _mm512_shuffle_epi32(x, 0xf5)));
+        }
+    }
+    for (int p = 0; p < BK_LANES; p++) sum[p] += (uint64_t)_mm512_reduce_add_epi64(acc[p]);
+}
+#define NH(T, f, st) T static void f##_##st(const uint32_t *key, uint8_t *d, const uint8_t *s, size_t n, size_t left, uint64_t *sum) { \
+    f(st, key, d, s, n, left, sum); }
+NH(T2, nh_2, NONE) NH(T2, nh_2, NEAR) NH(T2, nh_2, STREAM)
+NH(T5, nh_5, NONE) NH(T5, nh_5, NEAR) NH(T5, nh_5, STREAM)
+
+/* Stores past the caches need whole lines. */
+static int far(const void *dst, size_t n) { return n >= FAR && (uintptr_t)dst % 64 == 0; }
+
+void bk_mem_nh(int level, const uint32_t *key, void *dst, const void *src, size_t n, size_t at, uint64_t *sums) {
+    uint8_t *d = dst;
+    const uint8_t *s = src;
+    enum store st = !d ? NONE : far(d, n) ? STREAM : NEAR;
+    while (n > 0) {
+        size_t l = BK_STRIPE - at < n ? BK_STRIPE - at : n;
+        const uint32_t *k = key + at / 4;
+        if (level == BK_MEM_AVX512)
+            (st == NONE ? nh_5_NONE : st == NEAR ? nh_5_NEAR : nh_5_STREAM)(k, d, s, l, n, sums);
+        else
+            (st == NONE ? nh_2_NONE : st == NEAR ? nh_2_NEAR : nh_2_STREAM)(k, d, s, l, n, sums);
+        sums += BK_LANES;
+        if (d) d += l;
+        s += l, n -= l, at = 0;
+    }
+    if (st == STREAM) _mm_sfence();
+}
+
+/* Copies and fills gain nothing from wider registers: they wait for memory. */
+T2 static void copy_far(uint8_t *d, const uint8_t *s, size_t n) {
+    for (size_t i = 0; i < n; i += 64) {
+        if (i + AHEAD < n) _mm_prefetch((const void *)(s + i + AHEAD), _MM_HINT_T0);
+        for (size_t j = i; j < i + 64; j += 32) _mm256_stream_si256((void *)(d + j), _mm256_loadu_si256((const void *)(s + j)));
+    }
+    _mm_sfence();
+}
+T2 static void fill_far(uint8_t *d, int byte, size_t n) {
+    __m256i x = _mm256_set1_epi8((char)byte);
+    for (size_t i = 0; i < n; i += 32) _mm256_stream_si256((void *)(d + i), x);
+    _mm_sfence();
+}
+void bk_mem_copy(int level, void *dst, const void *src, size_t n) {
+    size_t whole = level >= BK_MEM_AVX2 && far(dst, n) ? n / 64 * 64 : 0;
+    if (whole) copy_far(dst, src, whole);
+    memcpy((uint8_t *)dst + whole, (const uint8_t *)src + whole, n - whole);
+}
+void bk_mem_fill(int level, void *dst, int byte, size_t n) {
+    size_t whole = level >= BK_MEM_AVX2 && far(dst, n) ? n / 64 * 64 : 0;
+    if (whole) fill_far(dst, byte, whole);
+    memset((uint8_t *)dst + whole, byte, n - whole);
+}

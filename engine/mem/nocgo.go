@@ -1,0 +1,5 @@
+//go:build !cgo || !amd64
+
+package mem
+
+func cLevels() []level { return nil }
