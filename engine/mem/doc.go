@@ -51,7 +51,7 @@
 // The Go reference is the definition; C kernels for AVX2 and AVX-512 are chosen
 // at run time and compute the same bits. Level tells which one runs.
 //
-// From 64 KiB on, copies and fills store past the caches: that is faster, and
+// From 4 KiB on, copies and fills store past the caches: that is faster, and
 // leaves the caches to those who compute. Smaller ones, and memory that does not
 // begin at a cache line, are stored in the ordinary way. In every case the
 // stores are ordered before whatever the caller does next.

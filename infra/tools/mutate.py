@@ -94,6 +94,16 @@ FAULTS = [
      "case len(prefill.GetManifestRoot()) != 32 || !bytes.Equal(prefill.GetManifestRoot(), decode.GetManifestRoot()):", "case false && bytes.Equal(nil, nil):", "./services/gateway", "Lying"),
     ("any-finish-reason", "an end that is not on the list is a success", "services/gateway/record.go",
      "case !ok || want != f.GetFinishReason():", "case !ok && want == \"x\":", "./services/gateway", "LyingEnds"),
+    ("sum-without-length", "a page and a shorter one have one sum", "engine/mem/mem.go",
+     "binary.LittleEndian.AppendUint64(in, uint64(h.n))", "binary.LittleEndian.AppendUint64(in, 0)", "./engine/mem", "."),
+    ("sum-without-generation", "the sum does not depend on the grant", "engine/mem/mem.go",
+     "binary.LittleEndian.PutUint64(nonce[4:], generation)", "_ = generation", "./engine/mem", "."),
+    ("sum-of-the-source", "what is digested is not what is stored", "engine/mem/reference.go",
+     "part, dst = dst[:n], dst[n:]", "dst = dst[n:]", "./engine/mem", "."),
+    ("lane-without-key", "two lanes of the sum are one", "engine/mem/reference.go",
+     "s3 += uint64(x+key[12]) * uint64(y+key[13])", "s3 += uint64(x+key[8]) * uint64(y+key[9])", "./engine/mem", "."),
+    ("wipe-one-line-short", "the last line of a page is not wiped", "engine/mem/kernels.c",
+     "if (whole) fill_far(dst, byte, whole);", "if (whole) fill_far(dst, byte, whole - 64);", "./engine/mem", "."),
 ]
 
 TOP = subprocess.check_output(["git", "rev-parse", "--show-toplevel"], text=True).strip()
