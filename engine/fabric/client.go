@@ -27,17 +27,29 @@ type ClientOptions struct {
 	// Now and StallTimeout are as in ServerOptions.
 	Now          func() time.Time
 	StallTimeout time.Duration
+	// StreamOnly keeps a client from mapping memory of the server, which it
+	// does over a unix socket if the server lets it.
+	StreamOnly bool
 }
 
-// Client reads pages over a stream. It is safe for concurrent use: each read
-// has a connection to itself.
+// Client reads pages of a server in another process: over a stream, or out of
+// its memory. It is safe for concurrent use: each read has a connection to
+// itself.
 type Client struct {
 	network, where string
 	opts           ClientOptions
+	// uid is as in Server.
+	uid func(*net.UnixConn) (int, error)
+	// deciding has one element while somebody finds out whether memory can be
+	// mapped.
+	deciding chan struct{}
 
 	mu     sync.Mutex
 	idle   []net.Conn // under mu; each finished its last exchange
 	closed bool       // under mu
+	chosen bool       // under mu; whether pages come out of memory is decided
+	mapped *mapping   // under mu; nil: they come by the stream
+	whyNot error      // under mu
 }
 
 var _ Reader = (*Client)(nil)
@@ -60,15 +72,22 @@ func NewClient(addr string, o ClientOptions) (*Client, error) {
 	if o.StallTimeout == 0 {
 		o.StallTimeout = DefaultStallTimeout
 	}
-	return &Client{network: network, where: where, opts: o}, nil
+	c := &Client{network: network, where: where, opts: o, uid: peerUID, deciding: make(chan struct{}, 1)}
+	c.chosen = network != "unix" || o.StreamOnly
+	return c, nil
 }
 
-// Close closes the idle connections. Reads in flight end by their context.
+// Close closes the idle connections. Reads in flight end by their context, and
+// keep what they have mapped until then.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
 	var err error
+	if c.mapped != nil {
+		err = c.mapped.drop()
+		c.mapped = nil
+	}
 	for _, conn := range c.idle {
 		err = errors.Join(err, conn.Close())
 	}
@@ -78,13 +97,35 @@ func (c *Client) Close() error {
 
 // ReadPages implements Reader.
 func (c *Client) ReadPages(ctx context.Context, transfer id.Transfer, secret Secret, refs []PageRef, into Sink) error {
-	for at := 0; at < len(refs); at += maxRefs {
-		req := readRequest{transfer: transfer, secret: secret, refs: refs[at:min(at+maxRefs, len(refs))]}
-		if err := c.exchange(ctx, req, part{into, at}); err != nil {
-			if ctx.Err() != nil {
-				err = ctx.Err()
-			}
-			return fmt.Errorf("read %d pages: %w", len(refs), err)
+	if len(refs) == 0 {
+		return nil
+	}
+	err := c.readPages(ctx, transfer, secret, refs, into)
+	if err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return fmt.Errorf("read %d pages: %w", len(refs), err)
+	}
+	return nil
+}
+
+func (c *Client) readPages(ctx context.Context, transfer id.Transfer, secret Secret, refs []PageRef, into Sink) (err error) {
+	m, err := c.memory(ctx)
+	if err != nil {
+		return err
+	}
+	read, each := c.stream, maxRefs
+	if m != nil {
+		defer func() { err = errors.Join(err, c.drop(m)) }()
+		each = maxLent
+		read = func(ctx context.Context, transfer id.Transfer, secret Secret, refs []PageRef, into Sink) error {
+			return c.copyLent(ctx, m, transfer, secret, refs, into)
+		}
+	}
+	for at := 0; at < len(refs); at += each {
+		if err := read(ctx, transfer, secret, refs[at:min(at+each, len(refs))], part{into, at}); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -99,15 +140,26 @@ type part struct {
 func (p part) Copy(i int, page []byte) error      { return p.Sink.Copy(p.first+i, page) }
 func (p part) Read(i int, stream io.Reader) error { return p.Sink.Read(p.first+i, stream) }
 
+// exchange is one request and its answer.
+type exchange struct {
+	conn net.Conn
+	// keepOpen keeps the connection open when the context ends. It returns
+	// false if that happened before.
+	keepOpen func() bool
+	// answered tells whether anything of an answer came; clean that the
+	// exchange ended as it should, so that the connection can be used again.
+	answered, clean bool
+}
+
 // exchange does one exchange on a connection that is idle, or on a new one if
 // the server closed the idle one before it answered anything.
-func (c *Client) exchange(ctx context.Context, req readRequest, into Sink) error {
+func (c *Client) exchange(ctx context.Context, req []byte, answer func(*exchange) error) error {
 	for {
 		conn, used, err := c.get(ctx)
 		if err != nil {
 			return err
 		}
-		answered, err := c.exchangeOn(ctx, conn, req, into)
+		answered, err := c.exchangeOn(ctx, conn, req, answer)
 		if err != nil && used && !answered && errors.Is(err, ErrBroken) && ctx.Err() == nil {
 			continue // each turn uses up one idle connection, so this ends
 		}
@@ -153,13 +205,17 @@ func (c *Client) put(conn net.Conn) {
 	c.idle = append(c.idle, conn)
 }
 
-// exchangeOn does one exchange and then keeps or destroys the connection.
-// answered tells whether anything of an answer came.
-func (c *Client) exchangeOn(ctx context.Context, conn net.Conn, req readRequest, into Sink) (answered bool, err error) {
+// exchangeOn does one exchange and then keeps or destroys the connection, which
+// ends with the context.
+func (c *Client) exchangeOn(ctx context.Context, conn net.Conn, req []byte, answer func(*exchange) error) (answered bool, err error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	clean := false
+	kept := false
+	x := &exchange{conn: conn, keepOpen: func() bool {
+		kept = kept || stop()
+		return kept
+	}}
 	defer func() {
-		if stop() && clean {
+		if x.keepOpen() && x.clean {
 			c.put(conn)
 			return
 		}
@@ -169,48 +225,67 @@ func (c *Client) exchangeOn(ctx context.Context, conn net.Conn, req readRequest,
 	if err := conn.SetDeadline(c.opts.Now().Add(c.opts.StallTimeout)); err != nil {
 		return false, broken(err)
 	}
-	if _, err := conn.Write(req.append(nil)); err != nil {
+	if _, err := conn.Write(req); err != nil {
 		return false, broken(err)
 	}
-	head, err := readAnswerHeader(conn)
+	err = answer(x)
+	return x.answered, err
+}
+
+// readHead reads the header of an answer with n pages for a sink, and returns
+// their size.
+func readHead(x *exchange, n int, into Sink) (pageBytes int, err error) {
+	head, err := readAnswerHeader(x.conn)
 	if err != nil {
-		return false, broken(err)
+		return 0, broken(err)
 	}
+	x.answered = true
 	if head.status != statusOK {
-		clean = head.status == statusRefused
-		return true, head.status.err()
+		x.clean = head.status != statusBad
+		return 0, head.status.err()
 	}
-	if int(head.count) != len(req.refs) {
-		return true, fmt.Errorf("%w: %d pages for %d", ErrProtocol, head.count, len(req.refs))
+	if int(head.count) != n {
+		return 0, fmt.Errorf("%w: %d pages for %d", ErrProtocol, head.count, n)
 	}
 	if size := into.PageBytes(); size != int(head.pageBytes) {
-		return true, fmt.Errorf("%w: pages of %d bytes for %d bytes of memory", ErrProtocol, head.pageBytes, size)
+		return 0, fmt.Errorf("%w: pages of %d bytes for %d bytes of memory", ErrProtocol, head.pageBytes, size)
 	}
-	from := &tracked{Reader: conn}
-	for i, ref := range req.refs {
-		if err := conn.SetDeadline(c.opts.Now().Add(c.opts.StallTimeout)); err != nil {
-			return true, broken(err)
+	return int(head.pageBytes), nil
+}
+
+// stream reads pages over the stream.
+func (c *Client) stream(ctx context.Context, transfer id.Transfer, secret Secret, refs []PageRef, into Sink) error {
+	req := readRequest{transfer: transfer, secret: secret, refs: refs}.append(nil)
+	return c.exchange(ctx, req, func(x *exchange) error {
+		if _, err := readHead(x, len(refs), into); err != nil {
+			return err
 		}
-		p, err := readPageHeader(conn)
-		if err != nil {
-			return true, broken(err)
-		}
-		if p.ref != ref {
-			return true, fmt.Errorf("%w: page %d generation %d in place of page %d generation %d",
-				ErrProtocol, p.ref.Index, p.ref.Generation, ref.Index, ref.Generation)
-		}
-		if p.status != statusOK {
-			return true, fmt.Errorf("%w: page %d generation %d", p.status.err(), ref.Index, ref.Generation)
-		}
-		if err := into.Read(i, from); err != nil {
-			if from.failed {
-				return true, broken(err)
+		from := &tracked{Reader: x.conn}
+		for i, ref := range refs {
+			if err := x.conn.SetDeadline(c.opts.Now().Add(c.opts.StallTimeout)); err != nil {
+				return broken(err)
 			}
-			return true, err // the sink does not want the page
+			p, err := readPageHeader(x.conn)
+			if err != nil {
+				return broken(err)
+			}
+			if p.ref != ref {
+				return fmt.Errorf("%w: page %d generation %d in place of page %d generation %d",
+					ErrProtocol, p.ref.Index, p.ref.Generation, ref.Index, ref.Generation)
+			}
+			if p.status != statusOK {
+				return fmt.Errorf("%w: page %d generation %d", p.status.err(), ref.Index, ref.Generation)
+			}
+			if err := into.Read(i, from); err != nil {
+				if from.failed {
+					return broken(err)
+				}
+				return err // the sink does not want the page
+			}
 		}
-	}
-	clean = true
-	return true, nil
+		x.clean = true
+		return nil
+	})
 }
 
 // tracked tells an error of the connection from one of the sink.

@@ -23,6 +23,9 @@ var (
 	ErrDuplicate = errors.New("fabric transfer is already open")
 	// ErrClosed means that the client or server was closed.
 	ErrClosed = errors.New("fabric is closed")
+	// ErrNotShared means that the server does not let its memory be mapped, or
+	// not any more.
+	ErrNotShared = errors.New("fabric memory is not shared")
 	// ErrAddress means that an address is not "unix:/path" or "tcp:host:port".
 	ErrAddress = errors.New("bad fabric address")
 )
@@ -44,7 +47,8 @@ type PageRef = kv.PageRef
 type Sink interface {
 	// PageBytes returns the size of every page.
 	PageBytes() int
-	// Copy stores a page that lies in memory.
+	// Copy stores a page that lies in memory, maybe that of another process. It
+	// does not keep it.
 	Copy(i int, page []byte) error
 	// Read stores a page out of a stream, of which it takes exactly one page.
 	Read(i int, stream io.Reader) error
@@ -56,4 +60,24 @@ type Reader interface {
 	// It returns nil only if every page arrived whole. Once it has returned,
 	// whatever the outcome, it does not use the sink any more.
 	ReadPages(ctx context.Context, transfer id.Transfer, secret Secret, refs []PageRef, into Sink) error
+	// Transport tells how the pages come. It is known, and never changes, once
+	// a read has succeeded.
+	Transport() Transport
 }
+
+// Transport is a way that pages come.
+type Transport string
+
+// The transports.
+const (
+	// Local is within one process.
+	Local Transport = "local"
+	// SharedMemory is out of memory that another process shares.
+	SharedMemory Transport = "shm"
+	// Unix is a stream over a unix socket, with or without TLS.
+	Unix Transport = "unix"
+	// TCP is a stream over TCP as it is.
+	TCP Transport = "tcp"
+	// TCPWithTLS is a stream over TCP with TLS.
+	TCPWithTLS Transport = "tcp+tls"
+)

@@ -1,6 +1,7 @@
 package fabric
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -22,12 +23,24 @@ const (
 
 // Serve answers reads on a listener until ctx ends. It closes the listener and
 // every connection, and returns when no goroutine serves any more: from then on
-// no page is held by a read over this listener. The error is nil if ctx ended.
+// no page is held by a read over this listener, except those lent to a reader
+// that did not say that it is done; they are never granted again. The error is
+// nil if ctx ended.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	hand, err := s.share(l)
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	if hand != nil {
+		defer hand.close()
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	var conns sync.WaitGroup
 	defer conns.Wait()
 	defer cancel()
+	if hand != nil {
+		conns.Go(func() { hand.serve(ctx) })
+	}
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
 
@@ -48,36 +61,50 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		}
 		conns.Go(func() {
 			defer func() { <-slots }()
-			stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+			x := &line{Conn: c, now: s.now, hand: hand}
+			stop := context.AfterFunc(ctx, x.end)
 			defer stop()
-			defer func() { _ = c.Close() }()
-			s.serveConn(c)
+			defer x.hangUp()
+			s.serveConn(x)
 		})
 	}
 }
 
 // serveConn answers one exchange after the other. Whatever goes wrong ends the
 // connection; the peer sees that and nobody else needs to know.
-func (s *Server) serveConn(c net.Conn) {
-	first := make([]byte, 1)
+func (s *Server) serveConn(c *line) {
 	for {
 		if c.SetDeadline(s.now().Add(idleTimeout)) != nil {
 			return
 		}
-		if _, err := io.ReadFull(c, first); err != nil {
+		var first [1]byte
+		if _, err := io.ReadFull(c, first[:]); err != nil {
 			return
 		}
 		if c.SetDeadline(s.now().Add(s.stall)) != nil {
 			return
 		}
-		req, err := readReadRequest(io.MultiReader(oneByte(first[0]), c))
+		from := io.MultiReader(bytes.NewReader(first[:]), c)
+		kind, err := readPreamble(from)
+		var req request
+		if err == nil {
+			req, err = readBody(from, kind)
+		}
 		if err != nil {
 			if errors.Is(err, ErrProtocol) {
 				_, _ = c.Write(answerHeader{status: statusBad}.append(nil))
 			}
 			return
 		}
-		if s.answer(c, req) != nil {
+		switch req.kind {
+		case kindRead:
+			err = s.answer(c, req.read)
+		case kindMap:
+			err = s.grant(c)
+		case kindLend:
+			err = s.lend(c, req)
+		}
+		if err != nil {
 			return
 		}
 	}
@@ -134,16 +161,8 @@ func statusOf(err error) status {
 		return statusRefused
 	case errors.Is(err, ErrStale):
 		return statusStale
+	case errors.Is(err, ErrNotShared):
+		return statusNotShared
 	}
 	return statusOK
-}
-
-type oneByte byte
-
-func (b oneByte) Read(p []byte) (int, error) {
-	if len(p) == 0 {
-		return 0, nil
-	}
-	p[0] = byte(b)
-	return 1, io.EOF
 }

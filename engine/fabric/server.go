@@ -5,6 +5,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"time"
 
@@ -19,6 +20,9 @@ type ServerOptions struct {
 	// StallTimeout ends an exchange in which a peer neither reads nor writes
 	// for so long; 0 is DefaultStallTimeout.
 	StallTimeout time.Duration
+	// Arena, if set, is a Memfd pool that all offers come from: clients over a
+	// unix socket may map its memory and copy pages out of it themselves.
+	Arena *kv.Pool
 }
 
 // DefaultStallTimeout bounds how long a peer that stands still can hold a page
@@ -29,9 +33,13 @@ const DefaultStallTimeout = 30 * time.Second
 type Server struct {
 	now   func() time.Time
 	stall time.Duration
+	arena *kv.Pool
+	// uid tells who is at the other end of a socket; it is replaced in tests.
+	uid func(*net.UnixConn) (int, error)
 
 	mu     sync.Mutex
 	offers map[id.Transfer]offer // under mu
+	lent   int                   // under mu
 }
 
 type offer struct {
@@ -47,7 +55,7 @@ func NewServer(o ServerOptions) *Server {
 	if o.StallTimeout == 0 {
 		o.StallTimeout = DefaultStallTimeout
 	}
-	return &Server{now: o.Now, stall: o.StallTimeout, offers: map[id.Transfer]offer{}}
+	return &Server{now: o.Now, stall: o.StallTimeout, arena: o.Arena, uid: peerUID, offers: map[id.Transfer]offer{}}
 }
 
 // Open lets whoever shows the secret read the pages until Withdraw. The caller
@@ -73,8 +81,8 @@ func (s *Server) Extend(transfer id.Transfer, sealed *kv.Sealed) {
 	}
 }
 
-// Withdraw ends an offer. Reads of single pages that are in flight end by
-// themselves and hold those pages meanwhile. Withdrawing what is not open does
+// Withdraw ends an offer. Reads of single pages and loans that are in flight end
+// by themselves and hold those pages meanwhile. Withdrawing what is not open does
 // nothing.
 func (s *Server) Withdraw(transfer id.Transfer) {
 	s.mu.Lock()
@@ -105,12 +113,16 @@ func (s *Server) find(transfer id.Transfer, secret Secret) (*kv.Sealed, error) {
 
 // view is Sealed.View with the errors of this package.
 func view(sealed *kv.Sealed, ref PageRef, f func(page []byte) error) error {
-	err := sealed.View(ref, f)
+	return translate(sealed.View(ref, f))
+}
+
+// translate gives errors of package kv the names that they have here.
+func translate(err error) error {
 	switch {
 	case errors.Is(err, kv.ErrRange):
-		return fmt.Errorf("%w: page %d is not in the offer", ErrRefused, ref.Index)
+		return fmt.Errorf("%w: not in the offer: %w", ErrRefused, err)
 	case errors.Is(err, kv.ErrStale):
-		return fmt.Errorf("%w: page %d generation %d", ErrStale, ref.Index, ref.Generation)
+		return fmt.Errorf("%w: %w", ErrStale, err)
 	}
 	return err
 }
@@ -119,6 +131,9 @@ func view(sealed *kv.Sealed, ref PageRef, f func(page []byte) error) error {
 func (s *Server) Local() Reader { return local{s} }
 
 type local struct{ s *Server }
+
+// Transport implements Reader.
+func (local) Transport() Transport { return Local }
 
 func (l local) ReadPages(ctx context.Context, transfer id.Transfer, secret Secret, refs []PageRef, into Sink) error {
 	for i, ref := range refs {

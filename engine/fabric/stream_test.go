@@ -34,7 +34,7 @@ func server(t *testing.T, script func(c net.Conn)) *Client {
 			_ = c.Close()
 		}
 	}()
-	c, err := NewClient(Address(l), ClientOptions{StallTimeout: 2 * time.Second})
+	c, err := NewClient(Address(l), ClientOptions{StallTimeout: 2 * time.Second, StreamOnly: true})
 	assert.NoError(t, err)
 	t.Cleanup(func() {
 		_ = c.Close()
@@ -45,6 +45,15 @@ func server(t *testing.T, script func(c net.Conn)) *Client {
 }
 
 const testPage = 64
+
+func readReadRequest(from io.Reader) (readRequest, error) {
+	kind, err := readPreamble(from)
+	if err != nil {
+		return readRequest{}, err
+	}
+	r, err := readBody(from, kind)
+	return r.read, err
+}
 
 // memory is a sink; package fabrictest, which has a better one, imports this
 // package.
@@ -88,6 +97,7 @@ func TestClientRefusesBadServers(t *testing.T) {
 		{"more pages", answerHeader{pageBytes: testPage, count: 3}.append(nil), ErrProtocol},
 		{"too many pages", answerHeader{pageBytes: testPage, count: maxRefs + 1}.append(nil), ErrProtocol},
 		{"other page size", append(answerHeader{pageBytes: testPage * 2, count: 2}.append(nil), full[answerHeaderBytes:]...), ErrProtocol},
+		{"nothing is lent here", answerHeader{status: statusNotShared}.append(nil), ErrNotShared},
 		{"huge page size", answerHeader{pageBytes: maxPageBytes + 1, count: 2}.append(nil), ErrProtocol},
 		{"died in the first page", full[:answerHeaderBytes+pageHeaderBytes+testPage/2], ErrBroken},
 		{"died before the second page", full[:answerHeaderBytes+pageHeaderBytes+testPage], ErrBroken},
@@ -113,7 +123,7 @@ func TestClientRefusesBadServers(t *testing.T) {
 				return
 			}
 			assert.ErrorIs(t, err, tc.want)
-			if len(c.idle) > 0 && tc.name != "refused" {
+			if len(c.idle) > 0 && tc.name != "refused" && tc.name != "nothing is lent here" {
 				t.Error("a connection was kept after an exchange that did not end as it should")
 			}
 		})
@@ -264,7 +274,7 @@ func TestServerRefusesBadRequests(t *testing.T) {
 		return b
 	}
 	for name, b := range map[string][]byte{
-		"magic": mutate(0, 'X'), "version": mutate(4, 9), "kind": mutate(6, 9),
+		"magic": mutate(0, 'X'), "version": mutate(4, 9), "kind": mutate(6, 9), "done with nothing": mutate(6, kindDone),
 		"no pages": mutate(56, 0), "too many pages": mutate(58, 9),
 	} {
 		_, err := readReadRequest(bytes.NewReader(b))
@@ -280,7 +290,7 @@ func TestServerRefusesBadRequests(t *testing.T) {
 	srv := NewServer(ServerOptions{})
 	here, there := net.Pipe()
 	done := make(chan struct{})
-	go func() { srv.serveConn(there); _ = there.Close(); close(done) }()
+	go func() { srv.serveConn(&line{Conn: there}); _ = there.Close(); close(done) }()
 	go func() { _, _ = here.Write(mutate(4, 9)) }()
 	head, err := readAnswerHeader(here)
 	assert.NoError(t, err)

@@ -20,36 +20,53 @@ import (
 
 func TestLocal(t *testing.T) {
 	t.Parallel()
-	fabrictest.Suite(t, func(_ *testing.T, s *fabric.Server) fabric.Reader { return s.Local() })
+	fabrictest.Suite(t, fabric.Local, func(_ *testing.T, s *fabric.Server) fabric.Reader { return s.Local() })
 }
 
 // The fault injector must be a good fabric itself when it injects nothing.
 func TestFaultyWithoutFault(t *testing.T) {
 	t.Parallel()
-	fabrictest.Suite(t, func(_ *testing.T, s *fabric.Server) fabric.Reader {
+	fabrictest.Suite(t, fabric.Local, func(_ *testing.T, s *fabric.Server) fabric.Reader {
 		return fabrictest.Faulty{Reader: s.Local()}
 	})
 }
 
 func TestUnix(t *testing.T) {
 	t.Parallel()
-	fabrictest.Suite(t, func(t *testing.T, s *fabric.Server) fabric.Reader {
-		return connect(t, s, "unix:"+filepath.Join(t.TempDir(), "s"), nil, nil)
+	fabrictest.Suite(t, fabric.Unix, func(t *testing.T, s *fabric.Server) fabric.Reader {
+		return connect(t, s, socket(t), nil, fabric.ClientOptions{StreamOnly: true})
 	})
 }
 
 func TestTCP(t *testing.T) {
 	t.Parallel()
-	fabrictest.Suite(t, func(t *testing.T, s *fabric.Server) fabric.Reader {
-		return connect(t, s, "tcp:127.0.0.1:0", nil, nil)
+	fabrictest.Suite(t, fabric.TCP, func(t *testing.T, s *fabric.Server) fabric.Reader {
+		return connect(t, s, "tcp:127.0.0.1:0", nil, fabric.ClientOptions{})
 	})
 }
 
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	server, client := tlsPair(t)
-	fabrictest.Suite(t, func(t *testing.T, s *fabric.Server) fabric.Reader {
-		return connect(t, s, "tcp:127.0.0.1:0", server, client)
+	fabrictest.Suite(t, fabric.TCPWithTLS, func(t *testing.T, s *fabric.Server) fabric.Reader {
+		return connect(t, s, "tcp:127.0.0.1:0", server, fabric.ClientOptions{TLS: client})
+	})
+}
+
+func TestSharedMemory(t *testing.T) {
+	t.Parallel()
+	fabrictest.Suite(t, fabric.SharedMemory, func(t *testing.T, s *fabric.Server) fabric.Reader {
+		return connect(t, s, socket(t), nil, fabric.ClientOptions{})
+	})
+}
+
+// As workers do it.
+func TestSharedMemoryWithTLS(t *testing.T) {
+	t.Parallel()
+	server, client := tlsPair(t)
+	client.ServerName = "127.0.0.1"
+	fabrictest.Suite(t, fabric.SharedMemory, func(t *testing.T, s *fabric.Server) fabric.Reader {
+		return connect(t, s, socket(t), server, fabric.ClientOptions{TLS: client})
 	})
 }
 
@@ -85,9 +102,11 @@ func serve(t *testing.T, s *fabric.Server, addr string, conf *tls.Config) string
 	return fabric.Address(l)
 }
 
-func connect(t *testing.T, s *fabric.Server, addr string, server, client *tls.Config) fabric.Reader {
+func socket(t *testing.T) string { return "unix:" + filepath.Join(t.TempDir(), "s") }
+
+func connect(t *testing.T, s *fabric.Server, addr string, server *tls.Config, o fabric.ClientOptions) fabric.Reader {
 	t.Helper()
-	c, err := fabric.Dial(serve(t, s, addr, server), client)
+	c, err := fabric.NewClient(serve(t, s, addr, server), o)
 	assert.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c

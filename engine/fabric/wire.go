@@ -10,16 +10,25 @@ import (
 
 const (
 	wireMagic   = "BHKF"
-	wireVersion = 1
-	kindRead    = 1
+	wireVersion = 2
 
-	readHeaderBytes   = 4 + 2 + 2 + 16 + 32 + 4
+	kindRead = 1 // send me pages
+	kindMap  = 2 // let me map the memory that pages lie in
+	kindLend = 3 // hold pages open while I copy them out of that memory
+	kindDone = 4 // I do not look at them any more
+
+	preambleBytes     = 4 + 2 + 2
+	readHeaderBytes   = preambleBytes + 16 + 32 + 4
 	refBytes          = 4 + 8
 	answerHeaderBytes = 4 + 2 + 2 + 4 + 4
 	pageHeaderBytes   = 2 + 2 + 4 + 8
 
 	// maxRefs bounds one exchange: 48 KiB of references. Clients split.
 	maxRefs = 4096
+	// maxLent bounds the pages that one connection can hold open in memory. It
+	// is few enough that a reader that stands still costs little, and many
+	// enough that asking takes no time beside copying.
+	maxLent = 64
 	// maxPageBytes is above the largest page that a geometry could reasonably
 	// have (128 layers of 8192 numbers of 4 bytes for 16 positions: 128 MiB).
 	maxPageBytes = 1 << 28
@@ -32,6 +41,7 @@ const (
 	statusRefused
 	statusStale
 	statusBad
+	statusNotShared
 	numStatus
 )
 
@@ -43,8 +53,56 @@ func (s status) err() error {
 		return ErrRefused
 	case statusStale:
 		return ErrStale
+	case statusNotShared:
+		return ErrNotShared
 	}
 	return ErrProtocol
+}
+
+func appendPreamble(b []byte, kind uint16) []byte {
+	b = append(b, wireMagic...)
+	b = binary.LittleEndian.AppendUint16(b, wireVersion)
+	return binary.LittleEndian.AppendUint16(b, kind)
+}
+
+// readPreamble reads what every request begins with and returns its kind.
+// io.EOF means that the peer closed the connection between two exchanges.
+func readPreamble(from io.Reader) (kind uint16, err error) {
+	var h [preambleBytes]byte
+	if _, err := io.ReadFull(from, h[:]); err != nil {
+		return 0, err
+	}
+	if err := checkPreamble(h[:]); err != nil {
+		return 0, err
+	}
+	return binary.LittleEndian.Uint16(h[6:]), nil
+}
+
+// request is any request but done, which has no body.
+type request struct {
+	kind uint16
+	read readRequest // read and lend
+	mem  memoryID    // lend: the memory that the client has mapped
+}
+
+// readBody reads the body of a request of the given kind.
+func readBody(from io.Reader, kind uint16) (r request, err error) {
+	r.kind = kind
+	limit := maxRefs
+	switch kind {
+	case kindMap:
+		return r, nil
+	case kindLend:
+		limit = maxLent
+		if _, err := io.ReadFull(from, r.mem[:]); err != nil {
+			return r, unexpected(err)
+		}
+	case kindRead:
+	default:
+		return r, fmt.Errorf("%w: kind %d", ErrProtocol, kind)
+	}
+	r.read, err = readReadBody(from, limit)
+	return r, err
 }
 
 type readRequest struct {
@@ -53,10 +111,9 @@ type readRequest struct {
 	refs     []PageRef
 }
 
-func (r readRequest) append(b []byte) []byte {
-	b = append(b, wireMagic...)
-	b = binary.LittleEndian.AppendUint16(b, wireVersion)
-	b = binary.LittleEndian.AppendUint16(b, kindRead)
+func (r readRequest) append(b []byte) []byte { return r.appendBody(appendPreamble(b, kindRead)) }
+
+func (r readRequest) appendBody(b []byte) []byte {
 	b = append(b, r.transfer[:]...)
 	b = append(b, r.secret[:]...)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(r.refs)))
@@ -67,31 +124,20 @@ func (r readRequest) append(b []byte) []byte {
 	return b
 }
 
-// readReadRequest reads one request. io.EOF means that the peer closed the
-// connection between two exchanges.
-func readReadRequest(from io.Reader) (r readRequest, err error) {
-	var h [readHeaderBytes]byte
+func readReadBody(from io.Reader, limit int) (r readRequest, err error) {
+	var h [readHeaderBytes - preambleBytes]byte
 	if _, err := io.ReadFull(from, h[:]); err != nil {
-		return r, err
+		return r, unexpected(err)
 	}
-	if err := checkPreamble(h[:]); err != nil {
-		return r, err
-	}
-	if kind := binary.LittleEndian.Uint16(h[6:]); kind != kindRead {
-		return r, fmt.Errorf("%w: kind %d", ErrProtocol, kind)
-	}
-	copy(r.transfer[:], h[8:])
-	copy(r.secret[:], h[24:])
-	n := binary.LittleEndian.Uint32(h[56:])
-	if n < 1 || n > maxRefs {
+	copy(r.transfer[:], h[:])
+	copy(r.secret[:], h[16:])
+	n := binary.LittleEndian.Uint32(h[48:])
+	if n < 1 || n > uint32(limit) {
 		return r, fmt.Errorf("%w: %d pages in one exchange", ErrProtocol, n)
 	}
 	b := make([]byte, int(n)*refBytes)
 	if _, err := io.ReadFull(from, b); err != nil {
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF
-		}
-		return r, err
+		return r, unexpected(err)
 	}
 	r.refs = make([]PageRef, n)
 	for i := range r.refs {
@@ -101,6 +147,14 @@ func readReadRequest(from io.Reader) (r readRequest, err error) {
 		}
 	}
 	return r, nil
+}
+
+// unexpected is for the middle of a message, where nothing may end.
+func unexpected(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
 }
 
 func checkPreamble(h []byte) error {

@@ -45,20 +45,22 @@ func (b *bench) want(t *testing.T, refs []kv.PageRef) {
 }
 
 // Suite runs the behavior that every fabric has. connect makes a reader of a
-// server; it may register cleanups.
-func Suite(t *testing.T, connect func(t *testing.T, s *fabric.Server) fabric.Reader) {
+// server, which lets its memory be mapped; it may register cleanups. All reads
+// must come by the transport.
+func Suite(t *testing.T, transport fabric.Transport, connect func(t *testing.T, s *fabric.Server) fabric.Reader) {
 	setup := func(t *testing.T, tokens int) *bench {
 		b := &bench{
-			pool:     kvtest.Pool(t, kv.Config{Pages: 64}),
-			server:   fabric.NewServer(fabric.ServerOptions{}),
+			pool:     kvtest.Pool(t, kv.Config{Pages: 64, Memory: kv.Memfd}),
 			transfer: id.NewTransfer(), secret: fabric.Secret{1, 2, 3},
 		}
+		b.server = fabric.NewServer(fabric.ServerOptions{Arena: b.pool})
 		b.sealed = kvtest.Sealed(t, b.pool, kvtest.Owner(1), tokens, 7)
 		t.Cleanup(b.sealed.Release)
 		b.refs = kvtest.Refs(b.sealed.Extents())
 		b.memory = NewMemory(len(b.refs), b.pool.Geometry().PageBytes())
 		assert.NoError(t, b.server.Open(b.transfer, b.secret, b.sealed))
 		b.reader = connect(t, b.server)
+		t.Cleanup(func() { assert.Equal(t, b.reader.Transport(), transport) })
 		return b
 	}
 
