@@ -19,9 +19,11 @@ const returnGrace = time.Second
 // not close it, because its own closing would prove nothing.
 type line struct {
 	net.Conn
-	now  func() time.Time
-	hand *handover // nil: no memory is shared
-	tok  token     // handed out over this connection, and maybe not used yet
+	now func() time.Time
+	// grace is returnGrace, but in tests.
+	grace time.Duration
+	hand  *handover // nil: no memory is shared
+	tok   token     // handed out over this connection, and maybe not used yet
 
 	mu   sync.Mutex
 	lent bool // under mu
@@ -44,7 +46,7 @@ func (l *line) end() {
 	defer l.mu.Unlock()
 	l.over = true
 	if l.lent {
-		_ = l.raw().SetReadDeadline(l.now().Add(returnGrace))
+		_ = l.raw().SetReadDeadline(l.now().Add(l.grace))
 		return
 	}
 	_ = l.Close()
@@ -154,7 +156,7 @@ func (s *Server) lend(c *line, req request) error {
 	// Should this fail, the reader may have got it all the same.
 	_, werr := c.Write(appendLoan(nil, sealed.Geometry().PageBytes(), loan.Offsets()))
 	err = c.returned()
-	if err == errLost {
+	if errors.Is(err, errLost) {
 		return err
 	}
 	s.count(-len(req.read.refs))

@@ -61,7 +61,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		}
 		conns.Go(func() {
 			defer func() { <-slots }()
-			x := &line{Conn: c, now: s.now, hand: hand}
+			x := &line{Conn: c, now: s.now, grace: s.grace, hand: hand}
 			stop := context.AfterFunc(ctx, x.end)
 			defer stop()
 			defer x.hangUp()

@@ -34,8 +34,10 @@ type Server struct {
 	now   func() time.Time
 	stall time.Duration
 	arena *kv.Pool
-	// uid tells who is at the other end of a socket; it is replaced in tests.
-	uid func(*net.UnixConn) (int, error)
+	// uid tells who is at the other end of a socket, and grace is returnGrace;
+	// tests replace them.
+	uid   func(*net.UnixConn) (int, error)
+	grace time.Duration
 
 	mu     sync.Mutex
 	offers map[id.Transfer]offer // under mu
@@ -55,7 +57,7 @@ func NewServer(o ServerOptions) *Server {
 	if o.StallTimeout == 0 {
 		o.StallTimeout = DefaultStallTimeout
 	}
-	return &Server{now: o.Now, stall: o.StallTimeout, arena: o.Arena, uid: peerUID, offers: map[id.Transfer]offer{}}
+	return &Server{now: o.Now, stall: o.StallTimeout, arena: o.Arena, uid: peerUID, grace: returnGrace, offers: map[id.Transfer]offer{}}
 }
 
 // Open lets whoever shows the secret read the pages until Withdraw. The caller
@@ -116,13 +118,14 @@ func view(sealed *kv.Sealed, ref PageRef, f func(page []byte) error) error {
 	return translate(sealed.View(ref, f))
 }
 
-// translate gives errors of package kv the names that they have here.
+// translate gives errors of package kv the names that they have here, and only
+// those: kv.ErrStale is for handles that are one's own.
 func translate(err error) error {
 	switch {
 	case errors.Is(err, kv.ErrRange):
-		return fmt.Errorf("%w: not in the offer: %w", ErrRefused, err)
+		return fmt.Errorf("%w: not in the offer: %v", ErrRefused, err)
 	case errors.Is(err, kv.ErrStale):
-		return fmt.Errorf("%w: %w", ErrStale, err)
+		return fmt.Errorf("%w: %v", ErrStale, err)
 	}
 	return err
 }

@@ -2,6 +2,7 @@ package fabric
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 
@@ -151,7 +152,7 @@ func readReadBody(from io.Reader, limit int) (r readRequest, err error) {
 
 // unexpected is for the middle of a message, where nothing may end.
 func unexpected(err error) error {
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
 	}
 	return err
