@@ -123,9 +123,9 @@ func view(sealed *kv.Sealed, ref PageRef, f func(page []byte) error) error {
 func translate(err error) error {
 	switch {
 	case errors.Is(err, kv.ErrRange):
-		return fmt.Errorf("%w: not in the offer: %v", ErrRefused, err)
+		return fmt.Errorf("%w: not in the offer: %s", ErrRefused, err.Error())
 	case errors.Is(err, kv.ErrStale):
-		return fmt.Errorf("%w: %v", ErrStale, err)
+		return fmt.Errorf("%w: %s", ErrStale, err.Error())
 	}
 	return err
 }
