@@ -72,7 +72,9 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		want   Reason
 		late   bool // found out after pages were granted
 	}{
-		{"Version", func(m *Manifest) { m.Version = Whole }, WrongVersion, false},
+		{"Version", func(m *Manifest) { m.Version, m.Alg = Whole, kv.GMAC }, WrongVersion, false},
+		{"Version", func(m *Manifest) { m.Version = Whole }, BadManifest, false},
+		{"Alg", func(m *Manifest) { m.Alg = kv.GMAC }, BadManifest, false},
 		{"Version", func(m *Manifest) { m.Version = 3 }, BadManifest, false},
 		{"Preview", func(m *Manifest) { m.Preview = true }, BadManifest, false},
 		{"Request", func(m *Manifest) { m.Request[15] ^= 1 }, WrongRequest, false},

@@ -18,7 +18,8 @@ import (
 const (
 	// Whole pulls all pages when the prompt is complete.
 	Whole uint16 = 1
-	// Early lets finished pages be pulled while the rest is computed.
+	// Early lets finished pages be pulled while the rest is computed, and digests
+	// them as they are moved.
 	Early uint16 = 2
 )
 
@@ -43,6 +44,14 @@ func Common(a, b []uint16) (best uint16) {
 		}
 	}
 	return best
+}
+
+// algOf is how pages are digested in a version of the hand-off.
+func algOf(version uint16) kv.DigestAlg {
+	if version < Early {
+		return kv.GMAC
+	}
+	return kv.NH
 }
 
 // Manifest is what the prefill leg offers. It has one encoding: little endian,
@@ -164,7 +173,7 @@ func DecodeManifest(b []byte) (*Manifest, error) {
 	copy(m.Seed[:], c.next(len(m.Seed)))
 	copy(m.Secret[:], c.next(len(m.Secret)))
 	extents, sums := int64(c.u32()), int64(c.u32())
-	if m.Alg != kv.GMAC {
+	if m.Alg != algOf(m.Version) {
 		return nil, fmt.Errorf("%w: digest algorithm %d", ErrManifest, m.Alg)
 	}
 	if m.Tokens < 1 || m.Tokens > maxTokens {

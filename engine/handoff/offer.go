@@ -62,7 +62,7 @@ func NewOffer(server *fabric.Server, meta Meta) *Offer {
 		Version: meta.Version,
 		Request: meta.Request, Transfer: meta.Transfer, Nonce: meta.Nonce,
 		PrefillEpoch: meta.PrefillEpoch, DecodeEpoch: meta.DecodeEpoch,
-		Model: meta.Model, TokenDigest: meta.TokenDigest, Alg: kv.GMAC,
+		Model: meta.Model, TokenDigest: meta.TokenDigest, Alg: algOf(meta.Version),
 	}}
 	rand.Read(o.m.Seed[:])
 	rand.Read(o.m.Secret[:])

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"bulkhead.dev/engine/mem"
 	"bulkhead.dev/infra/id"
 )
 
@@ -154,7 +155,7 @@ func New(c Config) (*Pool, error) {
 	}
 	p.counts[StateClean] = c.Pages
 	if c.Pattern == NaN {
-		fillNaN(a.mem)
+		mem.Wipe(a.mem, c.Pattern.fill())
 	}
 	return p, nil
 }

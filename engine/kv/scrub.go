@@ -5,22 +5,20 @@ import (
 	"fmt"
 	"math/bits"
 	"time"
+
+	"bulkhead.dev/engine/mem"
 )
 
 // wipe fills a page with the pattern of the pool.
 func (p *Pool) wipe(index uint32) {
-	b := p.bytes(index)
-	if p.pattern == NaN {
-		fillNaN(b)
-		return
-	}
-	clear(b)
+	mem.Wipe(p.bytes(index), p.pattern.fill())
 }
 
-func fillNaN(b []byte) {
-	for i := range b {
-		b[i] = 0xFF
+func (x Pattern) fill() byte {
+	if x == NaN {
+		return 0xFF
 	}
+	return 0
 }
 
 // wiped notes that a page was wiped. Callers hold mu.

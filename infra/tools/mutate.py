@@ -18,8 +18,8 @@ import time
 
 # name, what the fault is, file, text, replacement, package and tests
 FAULTS = [
-    ("scrub-skipped", "a page that changes its owner is not wiped", "engine/kv/holding.go",
-     "due := g.state == StateDirty && (p.scrub == Always || g.owner != h.owner)", "due := false", "./engine/kv", "Canary|Scrub"),
+    ("scrub-skipped", "a page that changes its owner is not wiped", "engine/kv/wall_scrub.go",
+     "return g.state == StateDirty && (p.scrub == Always || g.owner != owner)", "return false", "./engine/kv", "Canary|Scrub"),
     ("scrub-one-page-too-few", "the last of the pages to wipe is left as it is", "engine/kv/holding.go",
      "for _, i := range wipe {\n\t\tp.wipe(i)", "for _, i := range wipe[:max(len(wipe)-1, 0)] {\n\t\tp.wipe(i)", "./engine/kv", "Canary|Scrub"),
     ("scrubbed-without-wipe", "a page counts as wiped ahead that was not", "engine/kv/scrub.go",
@@ -53,7 +53,7 @@ FAULTS = [
     ("sealed-page-of-another-grant", "the page server serves a page under another generation", "engine/kv/sealed.go",
      "if ref.Generation != e.Generation {", "if ref.Generation == 0 {", "./engine/kv ./engine/fabric", "."),
     ("digest-without-place", "the digest does not depend on the page's place", "engine/kv/digest.go",
-     "binary.LittleEndian.PutUint32(nonce[:4], uint32(i))", "_ = i", "./engine/kv ./engine/handoff", "."),
+     "return d.key.CopySum(dst, src, uint32(i), generation)", "return d.key.CopySum(dst, src, 0, generation)", "./engine/kv ./engine/handoff", "."),
     ("read-from-elsewhere", "pages may come from other pages than the manifest names", "engine/kv/landing.go",
      "if got.from != want.From {", "if false {", "./engine/kv ./engine/handoff", "."),
     ("page-left-out", "a fabric that leaves a page out is believed", "engine/kv/landing.go",

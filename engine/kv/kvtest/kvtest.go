@@ -158,7 +158,7 @@ func Refs(extents []kv.Extent) (refs []kv.PageRef) {
 }
 
 // Key is the digest key that Copy and Sequence use.
-var Key = kv.DigestKey{Alg: kv.GMAC, Secret: [32]byte{42}}
+var Key = kv.DigestKey{Alg: kv.NH, Secret: [32]byte{42}}
 
 // Copy reads sealed pages into a landing, as a fabric would, under Key.
 func Copy(t testing.TB, from *kv.Sealed, to *kv.Landing) {
