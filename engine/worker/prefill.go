@@ -31,7 +31,7 @@ func newPrefillLeg(w *worker) *prefillLeg {
 	return &prefillLeg{
 		worker:  w,
 		chunks:  sched.NewPrefill(sched.PrefillOptions{Model: w.forward, Geometry: w.pool.Geometry(), Chunk: w.set.Chunk, Now: w.now}),
-		server:  fabric.NewServer(fabric.ServerOptions{Now: w.now, StallTimeout: time.Duration(w.set.PageStall)}),
+		server:  fabric.NewServer(fabric.ServerOptions{Now: w.now, Arena: w.pool, StallTimeout: time.Duration(w.set.PageStall)}),
 		decodes: decodeClients(w.set.Credentials),
 	}
 }

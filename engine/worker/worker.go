@@ -131,8 +131,12 @@ func run(ctx context.Context, boot Boot, log *slog.Logger, s seams) (err error) 
 	if s.wrap != nil {
 		w.forward = s.wrap(w.forward)
 	}
+	memory := kv.Anonymous
+	if set.Role == peer.Prefill {
+		memory = kv.Memfd // decode workers of this host copy pages out of it
+	}
 	if w.pool, err = kv.New(kv.Config{
-		Geometry: m.Geometry(), Pages: set.Pages + set.Quarantine, Scrub: set.scrub, Pattern: set.fill, Lock: set.LockMemory, OnEvent: w.onPages,
+		Geometry: m.Geometry(), Pages: set.Pages + set.Quarantine, Scrub: set.scrub, Pattern: set.fill, Lock: set.LockMemory, Memory: memory, OnEvent: w.onPages,
 		MaxQuarantine: set.Quarantine, CachePerOwner: set.CachePages, Now: s.now,
 	}); err != nil {
 		return fmt.Errorf("make page pool: %w", err)
