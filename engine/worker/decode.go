@@ -150,7 +150,7 @@ func (g *generation) run(ctx context.Context) error {
 	}
 	root := committed.Root()
 	g.m.tokens, g.m.root, g.m.bytes = committed.Tokens(), root[:], committed.Bytes()
-	g.early = committed.Early()
+	g.early, g.m.transport = committed.Early(), string(reader.Transport())
 	g.m.handoff = expectation.took(d.now())
 	d.handoffBytes.Add(committed.Bytes())
 

@@ -301,6 +301,7 @@ func TestPrefixCache(t *testing.T) {
 	}
 	first := ask(1, 200)
 	assert.Equal(t, first.prefilled.GetCachedTokens(), uint32(0))
+	assert.Equal(t, first.committed.GetTransport(), "shm")
 	second := ask(1, 200)
 	assert.Equal(t, second.prefilled.GetCachedTokens(), uint32(192))
 	assert.Equal(t, second.ids, first.ids)

@@ -10,19 +10,20 @@ import (
 // measured is what a leg found out about one request. It becomes the facts of
 // an answer and of a refusal alike.
 type measured struct {
-	tokens  int         // prefill: positions written; decode: positions in verified pages
-	cached  int         // prefill: positions of them in remembered pages
-	extents []kv.Extent // pages granted to the lease
-	root    []byte      // of the manifest; nil if it did not get that far
-	bytes   uint64      // of pages offered or pulled
-	compute time.Duration
-	handoff time.Duration
-	queue   time.Duration
+	tokens    int         // prefill: positions written; decode: positions in verified pages
+	cached    int         // prefill: positions of them in remembered pages
+	extents   []kv.Extent // pages granted to the lease
+	root      []byte      // of the manifest; nil if it did not get that far
+	transport string      // decode: how the pages came
+	bytes     uint64      // of pages offered or pulled
+	compute   time.Duration
+	handoff   time.Duration
+	queue     time.Duration
 }
 
 func (w *worker) facts(m measured) *workerv1.LegFacts {
 	f := &workerv1.LegFacts{
-		Epoch: w.set.epoch[:], Tokens: uint32(m.tokens), CachedTokens: uint32(m.cached), ManifestRoot: m.root, HandoffBytes: m.bytes,
+		Epoch: w.set.epoch[:], Tokens: uint32(m.tokens), CachedTokens: uint32(m.cached), ManifestRoot: m.root, HandoffBytes: m.bytes, Transport: m.transport,
 		ComputeUs: micros(m.compute), HandoffUs: micros(m.handoff), QueueUs: micros(m.queue),
 	}
 	for _, e := range m.extents {

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"strings"
 	"time"
 
 	"bulkhead.dev/audit/receipt"
@@ -83,7 +82,7 @@ func (r *record) receipt(outcome receipt.Outcome, f *failure, now time.Time) rec
 		Output:     uint32(r.output), MaxOutput: uint32(r.prep.maxOutput),
 		Outcome: outcome, Finish: r.finish, Isolation: receipt.Shared, Replica: r.replica,
 	}
-	out.Transport, _, _ = strings.Cut(r.pair.Prefill.FabricAddress, ":")
+	out.Transport = r.decode.GetTransport()
 	if r.output > 0 || outcome == receipt.Completed {
 		out.Response = r.hasher.Response()
 	}

@@ -182,7 +182,10 @@ type LegFacts struct {
 	// Time spent waiting in the queue of the worker, microseconds.
 	QueueUs uint64 `protobuf:"varint,8,opt,name=queue_us,json=queueUs,proto3" json:"queue_us,omitempty"`
 	// Prefill: how many of the tokens were in remembered pages.
-	CachedTokens  uint32 `protobuf:"varint,9,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	CachedTokens uint32 `protobuf:"varint,9,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	// Decode: how the pages came: "shm", "unix", "tcp", or one of the last two with
+	// "+tls".
+	Transport     string `protobuf:"bytes,10,opt,name=transport,proto3" json:"transport,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -278,6 +281,13 @@ func (x *LegFacts) GetCachedTokens() uint32 {
 		return x.CachedTokens
 	}
 	return 0
+}
+
+func (x *LegFacts) GetTransport() string {
+	if x != nil {
+		return x.Transport
+	}
+	return ""
 }
 
 type PrefillRequest struct {
@@ -1576,7 +1586,7 @@ const file_bulkhead_worker_v1_worker_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x03 \x01(\x04R\n" +
 	"generation\x12\x1a\n" +
-	"\bscrubbed\x18\x04 \x01(\rR\bscrubbed\"\xb6\x02\n" +
+	"\bscrubbed\x18\x04 \x01(\rR\bscrubbed\"\xd4\x02\n" +
 	"\bLegFacts\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\fR\x05epoch\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\rR\x06tokens\x124\n" +
@@ -1588,7 +1598,9 @@ const file_bulkhead_worker_v1_worker_proto_rawDesc = "" +
 	"\n" +
 	"handoff_us\x18\a \x01(\x04R\thandoffUs\x12\x19\n" +
 	"\bqueue_us\x18\b \x01(\x04R\aqueueUs\x12#\n" +
-	"\rcached_tokens\x18\t \x01(\rR\fcachedTokens\"\xad\x02\n" +
+	"\rcached_tokens\x18\t \x01(\rR\fcachedTokens\x12\x1c\n" +
+	"\ttransport\x18\n" +
+	" \x01(\tR\ttransport\"\xad\x02\n" +
 	"\x0ePrefillRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\fR\trequestId\x12\x14\n" +
