@@ -1,6 +1,7 @@
 package synth
 
 import (
+	"fmt"
 	"math"
 
 	"bulkhead.dev/engine/model/gguf"
@@ -17,16 +18,18 @@ const copyTemplate = `{% for message in messages %}{{ message.content }}{% endfo
 
 // Parts of the residual stream of the copy model, by first index.
 const (
-	queryConst = 0                   // 1 at every position
-	keyConst   = 1                   // 1, and -1 for BOS
-	ownCode    = 2                   // code of the token at this position
-	foundCode  = ownCode + codeWidth // code that attention found
-	codeWidth  = highDigits + base   // of a code
-	highDigits = 17                  // values of the first digit, for up to 272 tokens
-	base       = 16                  // values of the second digit
-	copyDim    = 96                  // foundCode + codeWidth, rounded up to whole blocks
-	copyHead   = 64                  // width of the head
-	copyHidden = 32                  // width of the feed-forward layer, which is zero
+	queryConst = 0                     // 1 at every position
+	keyConst   = 1                     // 1, and -1 for BOS
+	ownCode    = 2                     // code of the token at this position
+	foundCode  = ownCode + codeWidth   // code that attention found
+	codeWidth  = highDigits + base     // of a code
+	highDigits = 17                    // values of the first digit, for up to 272 tokens
+	base       = 16                    // values of the second digit
+	meanCode   = foundCode + codeWidth // mean of the codes so far, in the deep model
+	copyDim    = 96                    // the first three parts, rounded up to whole blocks
+	deepDim    = 128                   // all four
+	copyHead   = 64                    // width of the head
+	copyHidden = 32                    // width of the feed-forward layer, which is zero
 )
 
 const (
@@ -35,23 +38,39 @@ const (
 	copyPeak = 24
 	// copyGain is what a digit that agrees adds to a logit.
 	copyGain = 20
+	// meanGain is the size of the mean code in the stream. It takes less than a
+	// hundredth from what the last norm leaves of the code that was found.
+	meanGain = 1.0 / 8
 )
 
 // CopyModel returns the bytes of a GGUF file of the copy model with the given
 // context length. The package comment explains it.
 func CopyModel(context int) []byte {
-	s := Shape{Layers: 1, Dim: copyDim, Heads: 1, KVHeads: 1, HeadDim: copyHead, Hidden: copyHidden, Vocab: MinVocab, Context: context}
+	return copyModel(Shape{Layers: 1, Dim: copyDim, Heads: 1, Context: context})
+}
+
+// DeepCopyModel is CopyModel with a second layer, whose values are a mean over
+// all positions so far and go nowhere: as in any model of several layers, keys
+// and values of a position depend on everything in front of it.
+func DeepCopyModel(context int) []byte {
+	return copyModel(Shape{Layers: 2, Dim: deepDim, Heads: 2, Context: context})
+}
+
+// copyModel builds the copy model with what is set in s: layers and heads are
+// both one or both two.
+func copyModel(s Shape) []byte {
+	s.KVHeads, s.HeadDim, s.Hidden, s.Vocab = 1, copyHead, copyHidden, MinVocab
 	w := gguf.NewWriter()
 	setShape(w, "copy", s)
 	setVocab(w, s.Vocab, copyTemplate)
 
 	// Four numbers of an embedding are not zero. This size makes its mean
 	// square 1, so that the first norm changes nothing.
-	unit := math.Sqrt(copyDim / 4.0)
+	unit := math.Sqrt(float64(s.Dim) / 4)
 	// The stream in front of the last norm has six numbers that are not zero.
-	seen := unit / math.Sqrt(6*unit*unit/copyDim)
+	seen := unit / math.Sqrt(6*unit*unit/float64(s.Dim))
 
-	embed, head := grid(copyDim, s.Vocab), grid(copyDim, s.Vocab)
+	embed, head := grid(s.Dim, s.Vocab), grid(s.Dim, s.Vocab)
 	for id := range s.Vocab {
 		row := embed.row(id)
 		row[queryConst], row[keyConst] = unit, unit
@@ -70,41 +89,68 @@ func CopyModel(context int) []byte {
 		}
 	}
 
-	query, key := grid(copyDim, copyHead), grid(copyDim, copyHead)
+	first := newLayer(s)
 	// Attention divides products by the root of the width.
 	size := math.Sqrt(copyPeak * math.Sqrt(copyHead))
 	for i := range copyHead / 2 {
 		angle := (CopyDistance - 1) * math.Pow(ropeBase, -2*float64(i)/copyHead)
-		query.row(2 * i)[queryConst] = size / unit
-		key.row(2 * i)[keyConst] = size * math.Cos(angle) / unit
-		key.row(2*i + 1)[keyConst] = size * math.Sin(angle) / unit
+		first.query.row(2 * i)[queryConst] = size / unit
+		first.key.row(2 * i)[keyConst] = size * math.Cos(angle) / unit
+		first.key.row(2*i + 1)[keyConst] = size * math.Sin(angle) / unit
 	}
-	value, output := grid(copyDim, copyHead), grid(copyHead, copyDim)
 	for i := range codeWidth {
-		value.row(i)[ownCode+i] = 1 / unit
-		output.row(foundCode + i)[i] = unit
+		first.value.row(i)[ownCode+i] = 1 / unit
+		first.output.row(foundCode + i)[i] = unit
+	}
+	layers := []layer{first}
+	if s.Layers == 2 {
+		// The second head asks for nothing, so that all positions weigh the same.
+		second := newLayer(s)
+		for i := range codeWidth {
+			first.output.row(meanCode + i)[copyHead+i] = unit * meanGain
+			second.value.row(i)[meanCode+i] = 1 / (unit * meanGain)
+		}
+		layers = append(layers, second)
 	}
 
-	ones := make([]float32, copyDim)
+	embed.add(w, "token_embd")
+	for i, l := range layers {
+		l.add(w, fmt.Sprintf("blk.%d.", i))
+	}
+	addNorm(w, "output_norm", s.Dim)
+	head.add(w, "output")
+	return file(w)
+}
+
+// layer is a layer whose feed-forward part is zero.
+type layer struct {
+	s                         Shape
+	query, key, value, output *matrix
+}
+
+func newLayer(s Shape) layer {
+	return layer{s, grid(s.Dim, s.Heads*copyHead), grid(s.Dim, copyHead), grid(s.Dim, copyHead), grid(s.Heads*copyHead, s.Dim)}
+}
+
+func (l layer) add(w *gguf.Writer, prefix string) {
+	addNorm(w, prefix+"attn_norm", l.s.Dim)
+	l.query.add(w, prefix+"attn_q")
+	l.key.add(w, prefix+"attn_k")
+	l.value.add(w, prefix+"attn_v")
+	l.output.add(w, prefix+"attn_output")
+	addNorm(w, prefix+"ffn_norm", l.s.Dim)
+	grid(l.s.Dim, copyHidden).add(w, prefix+"ffn_gate")
+	grid(l.s.Dim, copyHidden).add(w, prefix+"ffn_up")
+	grid(copyHidden, l.s.Dim).add(w, prefix+"ffn_down")
+}
+
+// addNorm adds the weights of a norm, all 1.
+func addNorm(w *gguf.Writer, name string, dim int) {
+	ones := make([]float32, dim)
 	for i := range ones {
 		ones[i] = 1
 	}
-	norm := func(name string) {
-		w.Add(name+".weight", gguf.F32, []uint64{copyDim}, Encode(gguf.F32, ones))
-	}
-	embed.add(w, "token_embd")
-	norm("blk.0.attn_norm")
-	query.add(w, "blk.0.attn_q")
-	key.add(w, "blk.0.attn_k")
-	value.add(w, "blk.0.attn_v")
-	output.add(w, "blk.0.attn_output")
-	norm("blk.0.ffn_norm")
-	grid(copyDim, copyHidden).add(w, "blk.0.ffn_gate")
-	grid(copyDim, copyHidden).add(w, "blk.0.ffn_up")
-	grid(copyHidden, copyDim).add(w, "blk.0.ffn_down")
-	norm("output_norm")
-	head.add(w, "output")
-	return file(w)
+	w.Add(name+".weight", gguf.F32, []uint64{uint64(dim)}, Encode(gguf.F32, ones))
 }
 
 // matrix is a matrix that is filled by hand, row by row; a row makes one

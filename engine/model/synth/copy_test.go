@@ -15,7 +15,12 @@ import (
 // copier returns the copy model with its tokenizer.
 func copier(t testing.TB) (*model.Llama, *tokenizer.Tokenizer) {
 	t.Helper()
-	m, f := load(t, synth.CopyModel(4096))
+	return read(t, synth.CopyModel(4096))
+}
+
+func read(t testing.TB, file []byte) (*model.Llama, *tokenizer.Tokenizer) {
+	t.Helper()
+	m, f := load(t, file)
 	tok, err := tokenizer.FromGGUF(f)
 	assert.NoError(t, err)
 	return m, tok
@@ -71,28 +76,61 @@ func coarse() func(float64) float64 {
 
 func TestCopyModelCopies(t *testing.T) {
 	t.Parallel()
-	m, tok := copier(t)
 	const answer = 160
-	for name, words := range map[string]string{
-		"shortest": "exactly thirty-two characters: x",
-		"text":     "The quick brown fox jumps over the lazy dog, and then it sleeps. Na\u00efve \U0001F98A",
-		"long":     strings.Repeat("all work and no play makes 7 dull numbers; ", 12),
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for _, store := range []func(float64) float64{func(x float64) float64 { return x }, coarse()} {
-				r := newReference(m)
-				r.store = store
-				ids := prompt(tok, words)
-				assert.True(t, len(ids) > synth.CopyDistance)
-				got := run(t, r, ids, answer)
-				want := append([]int32(nil), ids...)
-				for range answer {
-					want = append(want, want[len(want)-synth.CopyDistance])
+	for depth, file := range map[string][]byte{"": synth.CopyModel(4096), "deep ": synth.DeepCopyModel(4096)} {
+		m, tok := read(t, file)
+		for name, words := range map[string]string{
+			"shortest": "exactly thirty-two characters: x",
+			"same":     strings.Repeat("y", 40),
+			"text":     "The quick brown fox jumps over the lazy dog, and then it sleeps. Na\u00efve \U0001F98A",
+			"long":     strings.Repeat("all work and no play makes 7 dull numbers; ", 12),
+		} {
+			t.Run(depth+name, func(t *testing.T) {
+				t.Parallel()
+				for _, store := range []func(float64) float64{func(x float64) float64 { return x }, coarse()} {
+					r := newReference(m)
+					r.store = store
+					ids := prompt(tok, words)
+					assert.True(t, len(ids) > synth.CopyDistance)
+					got := run(t, r, ids, answer)
+					want := append([]int32(nil), ids...)
+					for range answer {
+						want = append(want, want[len(want)-synth.CopyDistance])
+					}
+					assert.Equal(t, got, want[len(ids):])
 				}
-				assert.Equal(t, got, want[len(ids):])
+			})
+		}
+	}
+}
+
+// The second layer of the deep model tells whether anything in front of the
+// last position was not the prompt, even if the token there is the same.
+func TestDeepCopyModelTellsStalePages(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		file []byte
+		same bool
+	}{{synth.CopyModel(4096), true}, {synth.DeepCopyModel(4096), false}} {
+		m, tok := read(t, tc.file)
+		text := strings.Repeat("What is the weather like? ", 12)
+		r, other := newReference(m), newReference(m)
+		for _, id := range prompt(tok, text) {
+			r.step(int(id))
+		}
+		for _, id := range prompt(tok, "how"+text[3:]) {
+			other.step(int(id))
+		}
+		last := m.Config.Layers - 1
+		near := func(a, b [][]float64) bool {
+			for i, v := range a[len(a)-1] {
+				if math.Abs(v-b[len(b)-1][i]) > 1e-3 {
+					return false
+				}
 			}
-		})
+			return true
+		}
+		assert.Equal(t, near(r.keys[last], other.keys[last]) && near(r.values[last], other.values[last]), tc.same)
 	}
 }
 

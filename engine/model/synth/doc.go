@@ -40,6 +40,12 @@
 // a shorter one there is no token at the distance yet: another token of the
 // text takes its place, which one is not specified.
 //
+// DeepCopyModel is for tests that look at keys and values: in one layer those
+// of a position tell nothing about other positions. It has a second head, whose
+// query is zero, so that it finds the mean of all codes so far; a fourth part of
+// the stream takes it, and a second layer has it as its value. That layer puts
+// out zero, so that the answers are the same.
+//
 // Margins: rounding keys and values to half precision changes a score by less
 // than 1, and the peak leads by more than 20.
 package synth
