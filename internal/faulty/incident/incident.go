@@ -13,7 +13,6 @@ import (
 	"log/slog"
 	"os"
 	"strings"
-	"sync"
 
 	"bulkhead.dev/engine/kv"
 	"bulkhead.dev/engine/pool"
@@ -52,25 +51,31 @@ const (
 var Walls = []Wall{Registration, Edge, Rejection, Manifest, Scrub, Counts, Recompute}
 
 var names = map[Wall]string{
-	Registration: "registration", Edge: "edge length", Rejection: "typed rejection", Manifest: "manifest",
+	Registration: "registration", Edge: "edge", Rejection: "typed rejection", Manifest: "manifest",
 	Scrub: "scrub", Counts: "counts", Recompute: "recompute",
 }
 
 func (w Wall) String() string { return names[w] }
+
+func (w Wall) numbered() string { return fmt.Sprintf("(%d) %v", int(w), w) }
 
 // inWorkers are the walls that are taken down in the worker and gateway code.
 var inWorkers = map[Wall]walls.Wall{
 	Registration: walls.Registration, Manifest: walls.Manifest, Scrub: walls.Scrub, Counts: walls.Counts, Recompute: walls.Recompute,
 }
 
-// Programs are what the worker processes of a matrix run.
+// Programs are what the worker processes of a matrix run. Their first argument
+// is the list of walls that are down.
 func Programs() map[string]rig.Program {
 	with := func(run rig.Program) rig.Program {
 		return func(ctx context.Context, boot worker.Boot, args []string, log *slog.Logger) error {
-			if err := walls.TakeDown(strings.Join(args, ",")); err != nil {
+			if len(args) == 0 {
+				return errors.New("which walls are down was not said")
+			}
+			if err := walls.TakeDown(args[0]); err != nil {
 				return err
 			}
-			return run(ctx, boot, args, log)
+			return run(ctx, boot, args[1:], log)
 		}
 	}
 	return map[string]rig.Program{
@@ -81,43 +86,6 @@ func Programs() map[string]rig.Program {
 	}
 }
 
-// Row is what happened with some walls standing.
-type Row struct {
-	Up []Wall
-	// Remedy means that the operator did what the refused registration says:
-	// serve no larger window than the pool holds.
-	Remedy bool
-	// PoolRefused is why no platform came up, "" if one did.
-	PoolRefused string
-
-	Oversized int            // requests that prefill cannot hold
-	Answered  int            // of them, with HTTP 200
-	Refused   map[string]int // of them, by status and code
-	Leaks     int            // answers with text of another tenant in them
-	Bytes     int            // of it
-	Sample    string         // one of them
-
-	Normal int // requests of other tenants meanwhile
-	Golden int // of them, answered as they must be
-}
-
-// Title says which walls stand.
-func (r Row) Title() string {
-	switch {
-	case len(r.Up) == 0:
-		return "all walls down"
-	case len(r.Up) == len(Walls) && r.Remedy:
-		return "all walls, window fits the pool"
-	case len(r.Up) == len(Walls):
-		return "all walls"
-	}
-	out := make([]string, len(r.Up))
-	for i, w := range r.Up {
-		out[i] = fmt.Sprintf("only (%d) %v", int(w), w)
-	}
-	return strings.Join(out, ", ")
-}
-
 // edgeOnly is a registry whose workers can hold any prompt, as far as the edge
 // is told.
 type edgeOnly struct{ *pool.Registry }
@@ -125,45 +93,56 @@ type edgeOnly struct{ *pool.Registry }
 // EffectiveContext says that only the model limits the window.
 func (edgeOnly) EffectiveContext([32]byte) int { return 0 }
 
-// Run runs one row with so many oversized prompts among other traffic.
-func Run(ctx context.Context, model string, up []Wall, remedy bool, oversized int, logs *os.File) (row Row, err error) {
-	row = Row{Up: up, Remedy: remedy, Refused: map[string]int{}}
-	stands := map[Wall]bool{}
-	for _, w := range up {
-		stands[w] = true
-	}
+// down lists the walls that are down in worker and gateway code.
+func (c Case) down() string {
 	var down []string
 	for _, w := range Walls {
-		if name, ok := inWorkers[w]; ok && !stands[w] {
+		if name, ok := inWorkers[w]; ok && !c.stands(w) {
 			down = append(down, string(name))
 		}
 	}
-	if err := walls.TakeDown(strings.Join(down, ",")); err != nil {
-		return row, err
-	}
-	defer func() { _ = walls.TakeDown("") }()
+	return strings.Join(down, ",")
+}
 
+// options describe the platform of a case.
+func (c Case) options(model string, logs *os.File) rig.Options {
 	o := rig.Options{
-		Model: model, Tenants: tenants, Args: down, DecodeProgram: "real", PrefillProgram: "faulty", Logs: logs, Believe: !stands[Counts],
-		Prefill: func(b *worker.Boot) {
-			b.Pages = PoolPages
-			if remedy {
-				b.Window = PoolSize
-			}
-		},
+		Model: model, Tenants: tenants, Args: []string{c.down()}, DecodeProgram: "real", PrefillProgram: "faulty", Logs: logs, Believe: !c.stands(Counts),
+		Prefill: func(b *worker.Boot) { b.Pages = PoolPages },
 		// As large as one window: what one tenant leaves is what the next gets.
 		Decode: func(b *worker.Boot) { b.Pages = Window / kv.PageTokens },
 	}
-	if stands[Rejection] {
-		o.PrefillProgram = "real"
+	if c.Remedy {
+		o.Prefill = func(b *worker.Boot) { b.Pages, b.Window = PoolPages, PoolSize }
 	}
-	if !stands[Registration] {
+	if c.Cause == Other {
+		o.Args = append(o.Args, fmt.Sprintf("reject=%d", markToken))
+		o.Prefill = func(b *worker.Boot) { b.Pages = Window / kv.PageTokens }
+	}
+	if c.stands(Rejection) {
+		o.PrefillProgram = "real"
+		if c.Cause == Other { // a limit that is not the pool's
+			o.Prefill = func(b *worker.Boot) { b.Pages, b.Window = Window/kv.PageTokens, PoolSize }
+		}
+	}
+	if !c.stands(Registration) {
 		o.CheckCapacity = func(pool.Role, int, int, int) error { return nil }
 	}
-	if !stands[Edge] {
+	if !c.stands(Edge) {
 		o.Workers = func(r *pool.Registry) gateway.Workers { return edgeOnly{r} }
 	}
-	r, err := rig.Start(ctx, o)
+	return o
+}
+
+// Run runs a case, with so many prompts that prefill rejects among other
+// traffic.
+func Run(ctx context.Context, model string, c Case, prompts int, logs *os.File) (row Row, err error) {
+	row = Row{Case: c, Refused: map[string]int{}, Stopped: map[string]int{}, Whose: map[int]bool{}}
+	if err := walls.TakeDown(c.down()); err != nil {
+		return row, err
+	}
+	defer func() { _ = walls.TakeDown("") }()
+	r, err := rig.Start(ctx, c.options(model, logs))
 	if errors.Is(err, rig.ErrRefused) {
 		row.PoolRefused = err.Error()
 		if at := strings.Index(row.PoolRefused, "the prefill pool holds"); at >= 0 {
@@ -175,121 +154,32 @@ func Run(ctx context.Context, model string, up []Wall, remedy bool, oversized in
 		return row, err
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
-	return row, row.traffic(ctx, r, oversized)
+	return row, row.traffic(ctx, r, prompts)
 }
 
-// Tenants: one whose text must not leak, one whose prompts are too long, and
-// the others.
-const (
-	victim   = 0
-	attacker = 1
-	tenants  = 10
-)
-
-// traffic runs a platform full of canaries, and then oversized prompts, each
-// between prompts of other tenants.
-func (row *Row) traffic(ctx context.Context, r *rig.Rig, oversized int) error {
-	// The victim's answer fills the window, and with it the decode pool.
-	const times = 39
-	for _, window := range []int{Window, PoolSize} {
-		res, err := r.Ask(ctx, victim, strings.Repeat(canary, times), window-times*len(canary)-16)
-		if err != nil {
-			return err
+// Cases are the rows of the matrix for a cause.
+func Cases(cause Cause) []Case {
+	out := []Case{{Cause: cause}}
+	if cause == TooLong {
+		for _, w := range Walls {
+			out = append(out, Case{Cause: cause, Up: []Wall{w}})
 		}
-		if res.Status == 200 {
-			break
-		}
-		if window == PoolSize {
-			return fmt.Errorf("the victim was not served: %d %s", res.Status, res.Code)
-		}
+		return append(out, Case{Cause: cause, Up: Walls}, Case{Cause: cause, Up: Walls, Remedy: true})
 	}
-	for i := range oversized {
-		var others sync.WaitGroup
-		var mu sync.Mutex
-		for k := range 2 {
-			tenant := 2 + (2*i+k)%(tenants-2)
-			others.Go(func() {
-				ok := normal(ctx, r, tenant, i)
-				mu.Lock()
-				defer mu.Unlock()
-				row.Normal++
-				if ok {
-					row.Golden++
-				}
-			})
-		}
-		others.Wait()
-		// From the longest prompt that could be served at all down to the first
-		// that does not fit: each leaves the pages in front of its own end as the
-		// victim left them.
-		n := Window - answerTokens - i*(Window-answerTokens-PoolSize-1)/max(oversized-1, 1)
-		res, err := r.Ask(ctx, attacker, question(n), answerTokens)
-		if err != nil {
-			return err
-		}
-		row.count(res)
+	out = append(out, Case{Cause: cause, Up: []Wall{Registration, Edge}})
+	for _, w := range []Wall{Rejection, Manifest, Scrub, Counts, Recompute} {
+		out = append(out, Case{Cause: cause, Up: []Wall{w}})
 	}
-	return nil
+	return append(out, Case{Cause: cause, Up: []Wall{Registration, Edge, Manifest, Scrub, Counts, Recompute}})
 }
 
-func (row *Row) count(res rig.Answer) {
-	row.Oversized++
-	if res.Status == 200 {
-		row.Answered++
-	} else {
-		row.Refused[fmt.Sprintf("%d %s", res.Status, res.Code)]++
-	}
-	if n := leakedBytes(res.Text); n > 0 {
-		row.Leaks++
-		row.Bytes += n
-		row.Sample = res.Text
-	}
-}
-
-// Check returns how the row differs from what must be.
-func (row Row) Check() error {
-	bad := func(format string, args ...any) error {
-		return fmt.Errorf("%s: %s", row.Title(), fmt.Sprintf(format, args...))
-	}
-	registration := len(row.Up) > 0 && row.Up[0] == Registration
-	switch {
-	case registration && !row.Remedy:
-		if !strings.Contains(row.PoolRefused, fmt.Sprint(PoolSize)) || !strings.Contains(row.PoolRefused, fmt.Sprint(Window)) {
-			return bad("the pool was not refused with both numbers: %q", row.PoolRefused)
-		}
-		return nil
-	case row.PoolRefused != "":
-		return bad("the pool was refused: %s", row.PoolRefused)
-	case row.Normal == 0 || row.Golden != row.Normal:
-		return bad("%d of %d normal answers are what they must be", row.Golden, row.Normal)
-	case len(row.Up) == 0:
-		if row.Leaks != row.Oversized {
-			return bad("%d of %d responses leaked: the test does not show what it should", row.Leaks, row.Oversized)
-		}
-		return nil
-	case row.Leaks != 0 || row.Bytes != 0:
-		return bad("%d responses leaked, for example %q", row.Leaks, row.Sample)
-	case len(row.Up) == len(Walls) && row.Refused["400 context_length_exceeded"] != row.Oversized:
-		return bad("%v of %d were refused at the edge", row.Refused, row.Oversized)
-	case len(row.Up) == 1 && row.Up[0] != Scrub && row.Answered != 0:
-		return bad("%d were answered", row.Answered)
-	}
-	return nil
-}
-
-// Matrix runs every row: all walls down, each alone, all, and all with the
-// remedy that the refusal names. told is given each row as it is done.
-func Matrix(ctx context.Context, model string, oversized int, logs *os.File, told func(Row)) error {
-	rows := [][]Wall{nil}
-	for _, w := range Walls {
-		rows = append(rows, []Wall{w})
-	}
-	rows = append(rows, Walls, Walls)
+// Matrix runs the rows for a cause. told is given each row as it is done.
+func Matrix(ctx context.Context, model string, cause Cause, prompts int, logs *os.File, told func(Row)) error {
 	var errs []error
-	for i, up := range rows {
-		row, err := Run(ctx, model, up, i == len(rows)-1, oversized, logs)
+	for _, c := range Cases(cause) {
+		row, err := Run(ctx, model, c, prompts, logs)
 		if err != nil {
-			return fmt.Errorf("%s: %w", row.Title(), err)
+			return fmt.Errorf("walls that stand: %s: %w", c.Title(), err)
 		}
 		told(row)
 		errs = append(errs, row.Check())

@@ -1,8 +1,8 @@
 //go:build faulty
 
 // Package prefill is a prefill worker with the fault of the incident. A prompt
-// that it cannot hold is marked as rejected, a placeholder of one token takes
-// its place, and since nothing further on asks for more than "is it finished?",
+// that it cannot hold, or rejects for another reason, is marked as rejected, a
+// placeholder of one token takes its place, and since nothing further on asks for more than "is it finished?",
 // the placeholder is computed, sealed and handed over as if it were the prompt.
 // It speaks the protocol of the real worker and is in no release.
 package prefill
@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -35,9 +36,6 @@ import (
 	"bulkhead.dev/services/gen/bulkhead/worker/v1/workerv1connect"
 )
 
-// placeholder stands in for a prompt that was rejected.
-const placeholder = 5
-
 type leg struct {
 	boot   worker.Boot
 	epoch  id.Epoch
@@ -45,12 +43,21 @@ type leg struct {
 	pool   *kv.Pool
 	chunks *sched.Prefill
 	pages  *fabric.Server
+	reject []int32    // prompts with one of these tokens are rejected
 	one    sync.Mutex // a prompt at a time
 }
 
-// Run serves until ctx ends.
-func Run(ctx context.Context, boot worker.Boot, _ []string, log *slog.Logger) (err error) {
+// Run serves until ctx ends. An argument "reject=ID" makes it reject prompts in
+// which that token is, however long they are.
+func Run(ctx context.Context, boot worker.Boot, args []string, log *slog.Logger) (err error) {
 	l := &leg{boot: boot, pages: fabric.NewServer(fabric.ServerOptions{})}
+	for _, a := range args {
+		var token int32
+		if _, err := fmt.Sscanf(a, "reject=%d", &token); err != nil {
+			return fmt.Errorf("argument %q: %w", a, err)
+		}
+		l.reject = append(l.reject, token)
+	}
 	if l.epoch, err = id.ParseEpoch(boot.Epoch); err != nil {
 		return err
 	}
@@ -153,6 +160,11 @@ func (l *leg) report(ctx context.Context, r *poolv1.RegisterRequest) error {
 	}
 }
 
+func (l *leg) rejects(tokens []int32) bool {
+	return l.pool.Geometry().PagesFor(len(tokens)) > l.pool.Stats().Pages ||
+		slices.ContainsFunc(tokens, func(t int32) bool { return slices.Contains(l.reject, t) })
+}
+
 // Prefill implements workerv1connect.PrefillServiceHandler.
 func (l *leg) Prefill(ctx context.Context, r *workerv1.PrefillRequest) (*workerv1.PrefillResponse, error) {
 	l.one.Lock()
@@ -161,9 +173,10 @@ func (l *leg) Prefill(ctx context.Context, r *workerv1.PrefillRequest) (*workerv
 	for i, t := range r.GetTokens() {
 		tokens[i] = int32(t)
 	}
-	if l.pool.Geometry().PagesFor(len(tokens)) > l.pool.Stats().Pages {
-		// The fault: rejected, and yet it goes on.
-		tokens = []int32{placeholder}
+	if l.rejects(tokens) {
+		// The fault: rejected, and yet it goes on. Of all placeholders this one is
+		// the hardest to tell from the prompt.
+		tokens = tokens[:1]
 	}
 	credits, err := l.pool.Reserve(id.Owner(r.GetOwner()), l.pool.Geometry().PagesFor(len(tokens)))
 	if err != nil {

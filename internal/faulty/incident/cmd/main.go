@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"time"
 
 	"bulkhead.dev/engine/model/synth"
 	"bulkhead.dev/internal/faulty/incident"
@@ -18,7 +19,7 @@ import (
 
 func main() {
 	rig.Main(incident.Programs())
-	n := flag.Int("oversized", incident.Leaked, "prompts that prefill cannot hold, in each row")
+	n := flag.Int("prompts", incident.Leaked, "prompts that prefill rejects, in each row")
 	verbose := flag.Bool("v", false, "show what the workers log")
 	flag.Parse()
 	if err := run(*n, *verbose); err != nil {
@@ -36,21 +37,34 @@ func run(n int, verbose bool) error {
 	}
 	defer os.RemoveAll(dir)
 	model := filepath.Join(dir, "copy.gguf")
-	if err := os.WriteFile(model, synth.CopyModel(incident.Window), 0o600); err != nil {
+	if err := os.WriteFile(model, synth.DeepCopyModel(incident.Window), 0o600); err != nil {
 		return err
 	}
 	var logs *os.File
 	if verbose {
 		logs = os.Stderr
 	}
-	fmt.Print(incident.Header())
-	leak := ""
-	err = incident.Matrix(ctx, model, n, logs, func(r incident.Row) {
-		fmt.Print(r.Line())
-		if len(r.Up) == 0 {
-			leak = r.Sample
+	began := time.Now()
+	for _, cause := range []incident.Cause{incident.TooLong, incident.Other} {
+		if cause == incident.Other {
+			n = (n + 4) / 5
 		}
-	})
-	incident.Explain(os.Stdout, leak)
-	return err
+		fmt.Print(incident.Header(cause))
+		var leak *incident.Leak
+		err := incident.Matrix(ctx, model, cause, n, logs, func(r incident.Row) {
+			fmt.Print(r.Line())
+			if leak == nil && r.Leaks > 0 {
+				leak = &r.Leak
+			}
+		})
+		if leak != nil {
+			fmt.Printf("\n%v", leak)
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Println()
+	}
+	fmt.Printf("%s\nEvery row is as promised (%.0f s).\n", incident.Columns, time.Since(began).Seconds())
+	return nil
 }
