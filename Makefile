@@ -50,6 +50,10 @@ parity: build setup-tests ## Compare both workers with one process over 3,000 to
 bench: build setup-tests ## Compare prefill and decode with llama-bench on the same file (LLAMA_BENCH=path)
 	@set -a; . ./$(MODEL); infra/tools/bench.sh
 
+.PHONY: bench-isolation
+bench-isolation: build setup-tests ## Measure what it costs that tenants are kept apart (default model, 512 tokens)
+	@set -a; . ./$(MODEL); : "$${BULKHEAD_TEST_MODEL:?the default model is missing; pip fetches it}"; go run -tags faulty ./internal/bench/isolation
+
 .PHONY: lint
 lint: ## Vet, lint, Protobuf lint
 	@tools=$$(infra/tools/build.sh) && $$tools/golangci-lint run ./... && $$tools/golangci-lint run --build-tags faulty ./... && $$tools/buf lint && go vet ./... && go vet -tags faulty ./...
