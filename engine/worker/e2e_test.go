@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"bulkhead.dev/engine/fabric"
 	"bulkhead.dev/engine/model/gguf"
 	"bulkhead.dev/engine/model/synth"
 	"bulkhead.dev/engine/model/tokenizer"
@@ -116,6 +117,12 @@ func TestFacts(t *testing.T) {
 		sum += s.GetPages()
 	}
 	assert.Equal(t, sum, uint32(c.decode.boot.Pages))
+	// Both run on this host, so no page went through a socket.
+	readers := c.decode.leg.readers
+	assert.Equal(t, len(readers.clients), 1)
+	for _, reader := range readers.clients {
+		assert.Equal(t, reader.Transport(), fabric.SharedMemory)
+	}
 	r := c.front.joinedAs(c.prefill.who.Epoch)
 	assert.Equal(t, r.GetContextWindow(), uint32(256))
 	assert.Equal(t, r.GetPages(), uint32(c.prefill.boot.Pages))
