@@ -9,12 +9,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if addr := os.Getenv(readerEnv); addr != "" {
-		if err := readAsChild(addr); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
+	for env, run := range map[string]func(string) error{readerEnv: readAsChild, benchEnv: benchPrefill} {
+		if v := os.Getenv(env); v != "" {
+			if err := run(v); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			return
 		}
-		return
 	}
 	goleak.VerifyTestMain(m)
 }
