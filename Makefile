@@ -70,6 +70,13 @@ vuln: ## Look the dependencies up in the Go vulnerability database, offline
 mutate: ## Break every guard between tenants on purpose and see a test catch it
 	@infra/tools/mutate.py
 
+# How long `make soak` goes on.
+DURATION ?= 1m
+
+.PHONY: soak
+soak: ## Play random schedules of the hand-off for a while (DURATION=5m)
+	@BULKHEAD_SOAK=$(DURATION) go test -count=1 -timeout 0 -v -run '^TestSchedules$$' ./engine/handoff/sim
+
 .PHONY: clean
 clean: ## Remove what was built; models and data stay
 	rm -rf bin .tmp

@@ -33,8 +33,9 @@ type world struct {
 	rate    float64 // of faults, for each step
 	trace   bool
 	pattern kv.Pattern
-	scrub   bool
-	wg      sync.WaitGroup
+	scrub   bool           // pages are wiped ahead
+	wg      sync.WaitGroup // of everything that ends by itself
+	scrubs  sync.WaitGroup
 
 	prefills []*slot
 	decode   *slot
@@ -134,7 +135,7 @@ func run(t *testing.T, seed uint64, sum *tally, trace bool) []string {
 	a := &actor{name: "gateway", Rand: rand.New(rand.NewPCG(seed, 0x9E3779B97F4A7C15))}
 	w := &world{t: t, seed: seed, trace: trace, tally: newTally()}
 	a.w = w
-	w.rate = []float64{0, 0.005, 0.015, 0.05}[a.IntN(4)]
+	w.rate = []float64{0, 0.01, 0.02, 0.05}[a.IntN(4)]
 	w.scrub = a.chance(0.3)
 	if a.chance(0.5) {
 		w.pattern = kv.NaN
@@ -173,6 +174,13 @@ func (w *world) start(a *actor, s *slot) *life {
 		l.server = fabric.NewServer(fabric.ServerOptions{})
 	} else {
 		l.receiver = handoff.NewReceiver(handoff.ReceiverConfig{Epoch: l.epoch, Geometry: geometry, Model: model})
+	}
+	if w.scrub {
+		w.scrubs.Go(func() {
+			if err := pool.Scrub(l.ctx, 1<<18); err != nil {
+				w.fail("scrub: %v", err)
+			}
+		})
 	}
 	s.mu.Lock()
 	s.current = l
@@ -253,6 +261,10 @@ func (w *world) check(a *actor) {
 // finish checks what is left when everything has ended.
 func (w *world) finish() {
 	for _, l := range w.lives {
+		l.end()
+	}
+	w.scrubs.Wait()
+	for _, l := range w.lives {
 		if l.dead() {
 			// The system takes back what a dead process had.
 			for _, f := range l.morgue {
@@ -266,7 +278,6 @@ func (w *world) finish() {
 		if err := l.pool.Close(); err != nil {
 			w.fail("close a pool: %v", err)
 		}
-		l.end()
 	}
 	for _, r := range w.all {
 		r.finish()
@@ -282,7 +293,9 @@ func (w *world) intrude(a *actor, l *life) {
 	}
 	credits, err := l.pool.Reserve(kvtest.Owner(99), n)
 	if err != nil {
-		w.fail("reserve %d free pages: %v", n, err)
+		if !w.scrub { // or a page was just taken out to be wiped
+			w.fail("reserve %d free pages: %v", n, err)
+		}
 		return
 	}
 	f, err := credits.Fill(b.id())
