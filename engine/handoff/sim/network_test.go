@@ -99,6 +99,9 @@ type wire struct {
 	s *session
 }
 
+// Transport implements fabric.Reader.
+func (x *wire) Transport() fabric.Transport { return "sim" }
+
 // ReadPages implements fabric.Reader.
 func (x *wire) ReadPages(ctx context.Context, transfer id.Transfer, secret fabric.Secret, refs []kv.PageRef, into fabric.Sink) error {
 	b, w, d := x.fork("read"), x.w, x.s.life
