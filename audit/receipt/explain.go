@@ -86,6 +86,8 @@ type legView struct {
 	HandoffUS    uint64       `json:"handoff_us"`
 	QueueUS      uint64       `json:"queue_us"`
 	Cached       uint32       `json:"cached_tokens,omitempty"`
+	Unacked      bool         `json:"unacknowledged,omitempty"`
+	Quarantined  uint32       `json:"quarantined_pages,omitempty"`
 }
 
 type extentView struct {
@@ -111,7 +113,7 @@ func (l *Leg) view() *legView {
 		return nil
 	}
 	v := &legView{Worker: l.Worker.String(), Build: l.Build, Tokens: l.Tokens, Extents: make([]extentView, len(l.Extents)),
-		HandoffBytes: l.HandoffBytes, ComputeUS: l.ComputeUS, HandoffUS: l.HandoffUS, QueueUS: l.QueueUS, Cached: l.Cached}
+		HandoffBytes: l.HandoffBytes, ComputeUS: l.ComputeUS, HandoffUS: l.HandoffUS, QueueUS: l.QueueUS, Cached: l.Cached, Unacked: l.Unacknowledged, Quarantined: l.Quarantined}
 	for i, e := range l.Extents {
 		v.Extents[i] = extentView{e.First, e.Count, e.Generation, e.Scrubbed}
 	}

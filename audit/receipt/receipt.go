@@ -109,6 +109,12 @@ type Leg struct {
 	// Cached is how many of Tokens were in pages that the worker remembered of an
 	// earlier prompt of the same tenant.
 	Cached uint32 `cbor:"10,keyasint,omitempty"`
+	// Unacknowledged means that a request was given up and the leg did not say in
+	// time that it had let go of its pages: it died, or stood still.
+	Unacknowledged bool `cbor:"11,keyasint,omitempty"`
+	// Quarantined is how many pages of the request were in quarantine when the leg
+	// had let go of them.
+	Quarantined uint32 `cbor:"12,keyasint,omitempty"`
 }
 
 // Extent is a run of pages that were granted together.

@@ -43,3 +43,32 @@ func (c control) Pages(ctx context.Context, _ *workerv1.PagesRequest) (*workerv1
 	}
 	return out, nil
 }
+
+// End implements workerv1connect.ControlServiceHandler.
+func (c control) End(ctx context.Context, req *workerv1.EndRequest) (*workerv1.EndResponse, error) {
+	var n names
+	_, err := peer.Require(ctx, peer.IsGateway)
+	if err == nil {
+		parse(&err, &n.transfer, req.GetTransferId(), "transfer_id")
+	}
+	var facts *workerv1.LegFacts
+	if err == nil {
+		facts, err = c.w.calls.wait(ctx, n.transfer)
+	}
+	if err != nil {
+		return nil, c.w.refused(ctx, "end", n, err, measured{})
+	}
+	return &workerv1.EndResponse{Facts: facts, Quarantined: c.w.quarantined(facts)}, nil
+}
+
+// quarantined counts the pages of a leg's facts that are in quarantine.
+func (w *worker) quarantined(f *workerv1.LegFacts) (n uint32) {
+	for _, e := range f.GetExtents() {
+		for i := range e.GetCount() {
+			if g := w.pool.Page(e.GetFirst() + i); g.State == kv.StateQuarantined && g.Generation == e.GetGeneration() {
+				n++
+			}
+		}
+	}
+	return n
+}

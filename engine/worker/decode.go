@@ -85,8 +85,12 @@ func (d *decodeLeg) Generate(ctx context.Context, req *workerv1.GenerateRequest,
 		g.p, err = d.parseGenerate(req)
 	}
 	if err == nil {
+		g.p.end, err = d.calls.begin(g.p.transfer)
+	}
+	if err == nil {
 		err = g.run(ctx)
 	}
+	g.p.ended(d.facts(g.m))
 	if err != nil {
 		return d.refused(ctx, "generate", g.p.names, err, g.m)
 	}
@@ -162,7 +166,7 @@ func (g *generation) run(ctx context.Context) error {
 	}
 	defer run.Close()
 	err = g.stream(ctx, run)
-	g.m.compute, g.m.extents = run.Computed(), run.Extents()
+	g.m.compute, g.m.extents, g.m.output = run.Computed(), run.Extents(), run.Output()
 	if err != nil {
 		return err
 	}

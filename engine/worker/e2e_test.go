@@ -9,7 +9,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"connectrpc.com/connect"
 	"golang.org/x/sync/errgroup"
 
 	"bulkhead.dev/engine/fabric"
@@ -20,6 +22,7 @@ import (
 	"bulkhead.dev/infra/assert"
 	"bulkhead.dev/infra/id"
 	workerv1 "bulkhead.dev/services/gen/bulkhead/worker/v1"
+	"bulkhead.dev/services/gen/bulkhead/worker/v1/workerv1connect"
 )
 
 // The greedy ids of a trained model, over two processes' worth of machinery, are
@@ -383,4 +386,79 @@ func TestPageHistoryArrives(t *testing.T) {
 		assert.NoError(t, i.err)
 		assert.True(t, seen(i) >= before+2)
 	}
+}
+
+// A gateway that gave a request up learns what each leg measured, once it has
+// let go; a transfer that never came is refused when it comes too late.
+func TestEndIsAcknowledged(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, "")
+	c.pair(nil)
+	control := func(i *instance) workerv1connect.ControlServiceClient {
+		return workerv1connect.NewControlServiceClient(c.client(i, c.gateway), peer.BaseURL)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	j := c.job(1, prompt(40, 1), 200)
+	n := 0
+	o := c.do(ctx, j, func(event string) {
+		if n++; event == "delta" && n > 8 {
+			cancel()
+		}
+	})
+	assert.True(t, o.err != nil)
+	end := &workerv1.EndRequest{TransferId: j.generate.TransferId}
+	for _, i := range []*instance{c.prefill, c.decode} {
+		r, err := control(i).End(t.Context(), end)
+		assert.NoError(t, err)
+		assert.Equal(t, r.GetFacts().GetTokens(), uint32(40))
+		assert.Equal(t, r.GetQuarantined(), uint32(0))
+		assert.Equal(t, i.pool.Stats().Free, i.pool.Stats().Pages) // not some time later: now
+		if i == c.decode {
+			assert.True(t, int(r.GetFacts().GetOutputTokens()) >= len(o.ids))
+		}
+	}
+
+	late := c.job(1, prompt(40, 1), 5)
+	for _, i := range []*instance{c.prefill, c.decode} {
+		r, err := control(i).End(t.Context(), &workerv1.EndRequest{TransferId: late.generate.TransferId})
+		assert.NoError(t, err)
+		assert.True(t, r.GetFacts() == nil)
+	}
+	assert.Equal(t, c.do(t.Context(), late, nil).reasons()[0], "canceled")
+
+	// While a call runs, the answer waits.
+	entered, release := c.decode.hook.block(t)
+	var g errgroup.Group
+	slow := c.job(1, prompt(20, 1), 5)
+	g.Go(func() error { return c.do(t.Context(), slow, nil).err })
+	<-entered
+	short, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer stop()
+	_, err := control(c.decode).End(short, &workerv1.EndRequest{TransferId: slow.generate.TransferId})
+	assert.Equal(t, connect.CodeOf(err), connect.CodeDeadlineExceeded)
+	release()
+	assert.NoError(t, g.Wait())
+	r, err := control(c.decode).End(t.Context(), &workerv1.EndRequest{TransferId: slow.generate.TransferId})
+	assert.NoError(t, err)
+	assert.Equal(t, r.GetFacts().GetOutputTokens(), uint32(5))
+}
+
+// What is remembered of ended calls is bounded, and what runs is not forgotten.
+func TestCallsAreBounded(t *testing.T) {
+	t.Parallel()
+	var c calls
+	running := id.NewTransfer()
+	end, err := c.begin(running)
+	assert.NoError(t, err)
+	for range 2 * maxEnded {
+		f, err := c.begin(id.NewTransfer())
+		assert.NoError(t, err)
+		f(&workerv1.LegFacts{})
+	}
+	assert.True(t, len(c.known) <= maxEnded+1)
+	assert.Equal(t, len(c.order), len(c.known))
+	end(&workerv1.LegFacts{Tokens: 7})
+	f, err := c.wait(t.Context(), running)
+	assert.NoError(t, err)
+	assert.Equal(t, f.GetTokens(), uint32(7))
 }

@@ -19,11 +19,12 @@ type measured struct {
 	compute   time.Duration
 	handoff   time.Duration
 	queue     time.Duration
+	output    int // decode: ids computed
 }
 
 func (w *worker) facts(m measured) *workerv1.LegFacts {
 	f := &workerv1.LegFacts{
-		Epoch: w.set.epoch[:], Tokens: uint32(m.tokens), CachedTokens: uint32(m.cached), ManifestRoot: m.root, HandoffBytes: m.bytes, Transport: m.transport,
+		Epoch: w.set.epoch[:], Tokens: uint32(m.tokens), CachedTokens: uint32(m.cached), ManifestRoot: m.root, HandoffBytes: m.bytes, Transport: m.transport, OutputTokens: uint32(m.output),
 		ComputeUs: micros(m.compute), HandoffUs: micros(m.handoff), QueueUs: micros(m.queue),
 	}
 	for _, e := range m.extents {

@@ -26,6 +26,14 @@ type names struct {
 	lease    id.Lease
 	transfer id.Transfer
 	nonce    id.Nonce
+	// end is told when the call is over and has let go of everything.
+	end func(*workerv1.LegFacts)
+}
+
+func (n names) ended(f *workerv1.LegFacts) {
+	if n.end != nil {
+		n.end(f)
+	}
 }
 
 type named interface {

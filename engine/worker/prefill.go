@@ -52,6 +52,7 @@ func (l *prefillLeg) Prefill(ctx context.Context, req *workerv1.PrefillRequest) 
 	var m measured
 	var n names
 	err := l.prefill(ctx, req, &n, &m)
+	n.ended(l.facts(m))
 	if err != nil {
 		return nil, l.refused(ctx, "prefill", n, err, m)
 	}
@@ -66,6 +67,9 @@ func (l *prefillLeg) prefill(ctx context.Context, req *workerv1.PrefillRequest, 
 	}
 	var err error
 	if *n, err = parseNames(req); err != nil {
+		return err
+	}
+	if n.end, err = l.calls.begin(n.transfer); err != nil {
 		return err
 	}
 	if err := l.checkModel(req.GetModelDigest()); err != nil {

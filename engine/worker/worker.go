@@ -60,6 +60,7 @@ type worker struct {
 	front        poolv1connect.RegistrationServiceClient
 	frontHTTP    *http.Client
 	refusals     refusals
+	calls        calls
 	handoffBytes atomic.Uint64
 }
 

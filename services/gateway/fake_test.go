@@ -45,6 +45,10 @@ type script struct {
 	early   bool                              // decode ends the stream without its end
 	finish  func(*workerv1.Finished)          // changes the end
 	event   func() *workerv1.GenerateResponse // sent instead of the commit
+
+	last        *workerv1.LegFacts // what the legs say when they are asked whether they are done
+	quarantined uint32
+	silent      bool // they do not say
 }
 
 // bundle is a gateway between fake workers and a fake settler.
@@ -57,6 +61,7 @@ type bundle struct {
 
 	mu       sync.Mutex
 	receipts []receipt.Receipt
+	usage    settle.Usage // of the last one
 	intents  []settle.Intent
 	settle   error // of Settle
 	offered  chan struct{}
@@ -77,6 +82,7 @@ func setup(t *testing.T, s script) *bundle {
 	mux := http.NewServeMux()
 	mux.Handle(workerv1connect.NewPrefillServiceHandler(fakePrefill{b}))
 	mux.Handle(workerv1connect.NewDecodeServiceHandler(fakeDecode{b}))
+	mux.Handle(workerv1connect.NewControlServiceHandler(fakeControl{b: b}))
 	ts := httptest.NewUnstartedServer(mux)
 	ts.EnableHTTP2 = true
 	ts.StartTLS()
@@ -153,7 +159,7 @@ func (b *bundle) Settle(_ context.Context, f settle.Facts) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.receipts = append(b.receipts, f.Receipt)
+	b.receipts, b.usage = append(b.receipts, f.Receipt), f.Usage
 	return b.settle
 }
 
@@ -186,6 +192,20 @@ func (f fakePrefill) Prefill(_ context.Context, in *workerv1.PrefillRequest) (*w
 	}
 	close(f.b.offered)
 	return &workerv1.PrefillResponse{Facts: facts}, nil
+}
+
+// fakeControl answers for both legs: the two have one address here.
+type fakeControl struct {
+	workerv1connect.UnimplementedControlServiceHandler
+	b *bundle
+}
+
+func (f fakeControl) End(ctx context.Context, _ *workerv1.EndRequest) (*workerv1.EndResponse, error) {
+	if f.b.script.silent {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return &workerv1.EndResponse{Facts: f.b.script.last, Quarantined: f.b.script.quarantined}, nil
 }
 
 type fakeDecode struct{ b *bundle }

@@ -79,6 +79,7 @@ type Gateway struct {
 	// Replica is the epoch of this gateway.
 	Replica id.Epoch
 
+	ackWithin  time.Duration  // 0 is ackTimeout
 	background sync.WaitGroup // settlements that no caller waits for
 }
 
@@ -126,7 +127,7 @@ func (g *Gateway) Generate(ctx context.Context, p tenancy.Principal, r Request) 
 func (g *Gateway) admit(ctx context.Context, p tenancy.Principal, r Request, prep *prepared, pair pool.Pair) *Stream {
 	now := g.Now()
 	keyID, key := g.DigestKey(p.Tenant)
-	s := &Stream{g: g, pair: pair, req: r, prep: prep, owner: p.Owner, out: g.Observer.Admitted(),
+	s := &Stream{g: g, pair: pair, req: r, prep: prep, owner: p.Owner, ids: newIDs(), out: g.Observer.Admitted(),
 		rec: &record{principal: p, req: r, prep: prep, pair: pair, replica: g.Replica, admitted: now, hasher: receipt.NewHasher(keyID, key)}}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	s.ticket = g.Evidence.Intend(settle.Intent{

@@ -237,6 +237,46 @@ func TestClientLeaves(t *testing.T) {
 	assert.Equal(t, b.receipt().Outcome, receipt.Canceled)
 }
 
+// The receipt of a request that was given up has what the legs measured in the
+// end, or says that they did not say.
+func TestEndOfTheLegs(t *testing.T) {
+	t.Parallel()
+	for name, s := range map[string]script{
+		"acknowledged": {quarantined: 3, last: &workerv1.LegFacts{Tokens: 5, OutputTokens: 7, ComputeUs: 11}},
+		"silent":       {silent: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s.text, s.hang = []string{"a"}, true
+			b := setup(t, s)
+			b.ackWithin = 50 * time.Millisecond
+			if !s.silent {
+				b.ackWithin = time.Minute
+			}
+			stream, err := b.Generate(t.Context(), principal(), request())
+			assert.NoError(t, err)
+			_, err = stream.Next(t.Context())
+			assert.NoError(t, err)
+			stream.Close()
+			r := b.receipt()
+			assert.Equal(t, r.Outcome, receipt.Canceled)
+			for _, leg := range []*receipt.Leg{r.Prefill, r.Decode} {
+				assert.Equal(t, leg.Unacknowledged, s.silent)
+				assert.Equal(t, leg.Quarantined, s.quarantined)
+				if !s.silent {
+					assert.Equal(t, *leg.Tokens, uint32(5))
+					assert.Equal(t, leg.ComputeUS, uint64(11))
+				}
+			}
+			want := int64(7)
+			if s.silent {
+				want = 1 // what was received
+			}
+			assert.Equal(t, b.usage.DecodeTokens, want)
+		})
+	}
+}
+
 func TestNoSuccessWithoutEvidence(t *testing.T) {
 	t.Parallel()
 	b := setup(t, script{text: []string{"a"}})

@@ -29,16 +29,29 @@ type prefillResult struct {
 // errWorkerLost is the cause of a canceled context when a worker was reaped.
 var errWorkerLost = errors.New("worker lost")
 
+// ids are what both legs know a request by. They are minted for each attempt.
+type ids struct {
+	transfer      id.Transfer
+	nonce         id.Nonce
+	prefill       id.Lease
+	decode        id.Lease
+	prefillCalled bool
+	decodeCalled  bool
+}
+
+func newIDs() ids {
+	return ids{transfer: id.NewTransfer(), nonce: id.NewNonce(), prefill: id.NewLease(), decode: id.NewLease()}
+}
+
 // startLegs asks decode to reserve, and prefill to compute once it has. It
 // returns when decode holds its credits; the hand-off is under way then.
 // On an error nothing runs any more.
-func startLegs(ctx context.Context, cancel context.CancelCauseFunc, pair pool.Pair, r *Request, owner id.Owner, p *prepared) (_ *legs, err error) {
+func startLegs(ctx context.Context, cancel context.CancelCauseFunc, pair pool.Pair, n *ids, r *Request, owner id.Owner, p *prepared) (_ *legs, err error) {
 	l := &legs{pair: pair, cancel: cancel, done: make(chan prefillResult, 1)}
-	transfer, nonce := id.NewTransfer(), id.NewNonce()
-	prefillLease, decodeLease := id.NewLease(), id.NewLease()
+	n.decodeCalled = true
 	digest := handoff.TokenDigest(p.ids)
 	l.decode, err = pair.Decode.DecodeClient.Generate(ctx, &workerv1.GenerateRequest{
-		RequestId: r.ID[:], Owner: owner[:], LeaseId: decodeLease[:], TransferId: transfer[:], Nonce: nonce[:],
+		RequestId: r.ID[:], Owner: owner[:], LeaseId: n.decode[:], TransferId: n.transfer[:], Nonce: n.nonce[:],
 		ModelDigest:     pair.Decode.Model[:],
 		PromptTokens:    uint32(len(p.ids)),
 		TokenDigest:     digest[:],
@@ -66,9 +79,10 @@ func startLegs(ctx context.Context, cancel context.CancelCauseFunc, pair pool.Pa
 	for i, t := range p.ids {
 		tokens[i] = uint32(t)
 	}
+	n.prefillCalled = true
 	go func() {
 		res, err := pair.Prefill.PrefillClient.Prefill(ctx, &workerv1.PrefillRequest{
-			RequestId: r.ID[:], Owner: owner[:], LeaseId: prefillLease[:], TransferId: transfer[:], Nonce: nonce[:],
+			RequestId: r.ID[:], Owner: owner[:], LeaseId: n.prefill[:], TransferId: n.transfer[:], Nonce: n.nonce[:],
 			ModelDigest: pair.Prefill.Model[:], Tokens: tokens,
 			Decode:         &workerv1.Peer{Epoch: pair.Decode.Epoch[:], Address: pair.Decode.Address},
 			HandoffVersion: uint32(pair.Handoff),

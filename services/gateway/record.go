@@ -24,9 +24,31 @@ type record struct {
 	firstByte   time.Time
 	prefill     *workerv1.LegFacts
 	decode      *workerv1.LegFacts
+	prefillEnd  ended // of a request that did not end well
+	decodeEnd   ended
 	hasher      *receipt.Hasher
 	output      int // ids received from decode
 	finish      string
+}
+
+// ended is what a leg said when it was asked whether it is done.
+type ended struct {
+	asked, acknowledged bool
+	facts               *workerv1.LegFacts
+	quarantined         uint32
+}
+
+// last is what a leg measured: what it said in the end, if it did.
+func (e ended) last(before *workerv1.LegFacts) *workerv1.LegFacts {
+	if e.facts != nil {
+		return e.facts
+	}
+	return before
+}
+
+// decoded is how many ids the decode leg computed, as far as it said.
+func (r *record) decoded() int64 {
+	return int64(max(r.decodeEnd.last(r.decode).GetOutputTokens(), uint32(r.output)))
 }
 
 // delta takes in a piece of the answer.
@@ -62,10 +84,13 @@ func (r *record) finished(f *workerv1.Finished, maxOutput int) *failure {
 
 // cached is the number of prompt tokens that were not computed for this request.
 // No worker can say more than it has computed in all.
-func (r *record) cached() int { return int(min(r.prefill.GetCachedTokens(), r.prefill.GetTokens())) }
+func (r *record) cached() int {
+	f := r.prefillEnd.last(r.prefill)
+	return int(min(f.GetCachedTokens(), f.GetTokens()))
+}
 
 // billable is the number of prompt tokens to meter: what prefill computed.
-func (r *record) billable() int { return int(r.prefill.GetTokens()) }
+func (r *record) billable() int { return int(r.prefillEnd.last(r.prefill).GetTokens()) }
 
 // receipt makes the receipt of a request that ended with f, nil for well.
 func (r *record) receipt(outcome receipt.Outcome, f *failure, now time.Time) receipt.Receipt {
@@ -77,8 +102,8 @@ func (r *record) receipt(outcome receipt.Outcome, f *failure, now time.Time) rec
 		Received: receipt.At(r.req.Received), Admitted: receipt.At(r.admitted), Committed: receipt.At(r.committedAt),
 		FirstByte: receipt.At(r.firstByte), Finished: receipt.At(now),
 		EdgeTokens: &edge,
-		Prefill:    leg(r.pair.Prefill, r.prefill),
-		Decode:     leg(r.pair.Decode, r.decode),
+		Prefill:    leg(r.pair.Prefill, r.prefill, r.prefillEnd),
+		Decode:     leg(r.pair.Decode, r.decode, r.decodeEnd),
 		Output:     uint32(r.output), MaxOutput: uint32(r.prep.maxOutput),
 		Outcome: outcome, Finish: r.finish, Isolation: receipt.Shared, Replica: r.replica,
 	}
@@ -94,8 +119,9 @@ func (r *record) receipt(outcome receipt.Outcome, f *failure, now time.Time) rec
 
 // leg takes the measurements of a worker into a receipt. A leg that never said
 // anything still names the worker that was asked.
-func leg(w *pool.Worker, f *workerv1.LegFacts) *receipt.Leg {
-	l := &receipt.Leg{Worker: w.Epoch, Build: w.Build}
+func leg(w *pool.Worker, f *workerv1.LegFacts, e ended) *receipt.Leg {
+	l := &receipt.Leg{Worker: w.Epoch, Build: w.Build, Unacknowledged: e.asked && !e.acknowledged, Quarantined: e.quarantined}
+	f = e.last(f)
 	if f == nil {
 		return l
 	}

@@ -2,9 +2,11 @@ package gateway
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,6 +29,7 @@ type Stream struct {
 	rec    *record
 	ticket Ticket
 	legs   *legs
+	ids    ids
 	out    func()
 
 	ctx       context.Context
@@ -56,7 +59,7 @@ func (s *Stream) ReceiptID() id.Receipt { return s.req.ID.Receipt() }
 // open runs the hand-off and compares what the legs say. The error is a
 // *failure.
 func (s *Stream) open() error {
-	l, err := startLegs(s.ctx, s.cancel, s.pair, &s.req, s.owner, s.prep)
+	l, err := startLegs(s.ctx, s.cancel, s.pair, &s.ids, &s.req, s.owner, s.prep)
 	if err != nil {
 		return explain(s.ctx, err)
 	}
@@ -194,10 +197,14 @@ func (s *Stream) end(err error) *apperr.Error {
 	case !s.committed.Load():
 		outcome = receipt.Refused
 	}
-	r := s.rec.receipt(outcome, f, s.g.Now())
+	now := s.g.Now()
 	settled := make(chan struct{})
 	s.g.background.Go(func() {
 		defer close(settled)
+		// The client is answered at once; what is written waits for both legs to
+		// have let go.
+		s.acknowledge()
+		r := s.rec.receipt(outcome, f, now)
 		// Not the request's context: its end is why we are here. The settler
 		// bounds the wait and keeps what it could not write.
 		if err := s.settle(context.WithoutCancel(s.ctx), r); err != nil {
@@ -212,6 +219,30 @@ func (s *Stream) end(err error) *apperr.Error {
 	}
 	return s.err
 }
+
+// acknowledge asks the legs that were called whether they are done with the
+// request, and takes in what they measured in the end.
+func (s *Stream) acknowledge() {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), cmp.Or(s.g.ackWithin, ackTimeout))
+	defer cancel()
+	var asked sync.WaitGroup
+	ask := func(called bool, w *pool.Worker, to *ended) {
+		if !called {
+			return
+		}
+		asked.Go(func() {
+			res, err := w.ControlClient.End(ctx, &workerv1.EndRequest{TransferId: s.ids.transfer[:]})
+			*to = ended{asked: true, acknowledged: err == nil, facts: res.GetFacts(), quarantined: res.GetQuarantined()}
+		})
+	}
+	ask(s.ids.prefillCalled, s.pair.Prefill, &s.rec.prefillEnd)
+	ask(s.ids.decodeCalled, s.pair.Decode, &s.rec.decodeEnd)
+	asked.Wait()
+}
+
+// ackTimeout is far above what a step or a chunk takes. A leg that needs longer
+// stands still or is dead, and the receipt says so.
+const ackTimeout = 5 * time.Second
 
 // settleRefusal is how long an error waits for its receipt. Nothing of a
 // tenant leaves with an error, so unlike an answer it does not have to wait.
@@ -234,7 +265,7 @@ func (s *Stream) stop() {
 
 func (s *Stream) settle(ctx context.Context, r receipt.Receipt) error {
 	start := s.g.Now()
-	if err := s.g.Evidence.Settle(ctx, settle.Facts{Receipt: r, Usage: settle.Usage{CachedTokens: int64(s.rec.cached())}}); err != nil {
+	if err := s.g.Evidence.Settle(ctx, settle.Facts{Receipt: r, Usage: settle.Usage{CachedTokens: int64(s.rec.cached()), DecodeTokens: s.rec.decoded()}}); err != nil {
 		return err
 	}
 	s.g.Observer.Settled(s.g.Now().Sub(start), s.rec.billable(), s.rec.output)

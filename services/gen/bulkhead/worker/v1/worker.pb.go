@@ -185,7 +185,9 @@ type LegFacts struct {
 	CachedTokens uint32 `protobuf:"varint,9,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
 	// Decode: how the pages came: "shm", "unix", "tcp", or one of the last two with
 	// "+tls".
-	Transport     string `protobuf:"bytes,10,opt,name=transport,proto3" json:"transport,omitempty"`
+	Transport string `protobuf:"bytes,10,opt,name=transport,proto3" json:"transport,omitempty"`
+	// Decode: ids that it computed, sent or not.
+	OutputTokens  uint32 `protobuf:"varint,11,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -288,6 +290,13 @@ func (x *LegFacts) GetTransport() string {
 		return x.Transport
 	}
 	return ""
+}
+
+func (x *LegFacts) GetOutputTokens() uint32 {
+	if x != nil {
+		return x.OutputTokens
+	}
+	return 0
 }
 
 type PrefillRequest struct {
@@ -1286,6 +1295,105 @@ func (*PreviewResponse) Descriptor() ([]byte, []int) {
 	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{16}
 }
 
+type EndRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TransferId    []byte                 `protobuf:"bytes,1,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"` // 16 bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndRequest) Reset() {
+	*x = EndRequest{}
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndRequest) ProtoMessage() {}
+
+func (x *EndRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndRequest.ProtoReflect.Descriptor instead.
+func (*EndRequest) Descriptor() ([]byte, []int) {
+	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *EndRequest) GetTransferId() []byte {
+	if x != nil {
+		return x.TransferId
+	}
+	return nil
+}
+
+type EndResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What the leg measured; absent if it never heard of the transfer.
+	Facts *LegFacts `protobuf:"bytes,1,opt,name=facts,proto3" json:"facts,omitempty"`
+	// Pages of the transfer that are in quarantine, because somebody reads or
+	// writes them still.
+	Quarantined   uint32 `protobuf:"varint,2,opt,name=quarantined,proto3" json:"quarantined,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndResponse) Reset() {
+	*x = EndResponse{}
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndResponse) ProtoMessage() {}
+
+func (x *EndResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndResponse.ProtoReflect.Descriptor instead.
+func (*EndResponse) Descriptor() ([]byte, []int) {
+	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *EndResponse) GetFacts() *LegFacts {
+	if x != nil {
+		return x.Facts
+	}
+	return nil
+}
+
+func (x *EndResponse) GetQuarantined() uint32 {
+	if x != nil {
+		return x.Quarantined
+	}
+	return 0
+}
+
 type PagesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1294,7 +1402,7 @@ type PagesRequest struct {
 
 func (x *PagesRequest) Reset() {
 	*x = PagesRequest{}
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[17]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1306,7 +1414,7 @@ func (x *PagesRequest) String() string {
 func (*PagesRequest) ProtoMessage() {}
 
 func (x *PagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[17]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1319,7 +1427,7 @@ func (x *PagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PagesRequest.ProtoReflect.Descriptor instead.
 func (*PagesRequest) Descriptor() ([]byte, []int) {
-	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{17}
+	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{19}
 }
 
 type PagesResponse struct {
@@ -1332,7 +1440,7 @@ type PagesResponse struct {
 
 func (x *PagesResponse) Reset() {
 	*x = PagesResponse{}
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[18]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1344,7 +1452,7 @@ func (x *PagesResponse) String() string {
 func (*PagesResponse) ProtoMessage() {}
 
 func (x *PagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[18]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1357,7 +1465,7 @@ func (x *PagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PagesResponse.ProtoReflect.Descriptor instead.
 func (*PagesResponse) Descriptor() ([]byte, []int) {
-	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{18}
+	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PagesResponse) GetRuns() []*PageRun {
@@ -1394,7 +1502,7 @@ type PageRun struct {
 
 func (x *PageRun) Reset() {
 	*x = PageRun{}
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[19]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1406,7 +1514,7 @@ func (x *PageRun) String() string {
 func (*PageRun) ProtoMessage() {}
 
 func (x *PageRun) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[19]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1419,7 +1527,7 @@ func (x *PageRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageRun.ProtoReflect.Descriptor instead.
 func (*PageRun) Descriptor() ([]byte, []int) {
-	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{19}
+	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PageRun) GetFirst() uint32 {
@@ -1507,7 +1615,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[20]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1519,7 +1627,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[20]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1532,7 +1640,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{20}
+	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{22}
 }
 
 type DrainResponse struct {
@@ -1543,7 +1651,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[21]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1555,7 +1663,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[21]
+	mi := &file_bulkhead_worker_v1_worker_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1568,7 +1676,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{21}
+	return file_bulkhead_worker_v1_worker_proto_rawDescGZIP(), []int{23}
 }
 
 var File_bulkhead_worker_v1_worker_proto protoreflect.FileDescriptor
@@ -1586,7 +1694,7 @@ const file_bulkhead_worker_v1_worker_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x03 \x01(\x04R\n" +
 	"generation\x12\x1a\n" +
-	"\bscrubbed\x18\x04 \x01(\rR\bscrubbed\"\xd4\x02\n" +
+	"\bscrubbed\x18\x04 \x01(\rR\bscrubbed\"\xf9\x02\n" +
 	"\bLegFacts\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\fR\x05epoch\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\rR\x06tokens\x124\n" +
@@ -1600,7 +1708,8 @@ const file_bulkhead_worker_v1_worker_proto_rawDesc = "" +
 	"\bqueue_us\x18\b \x01(\x04R\aqueueUs\x12#\n" +
 	"\rcached_tokens\x18\t \x01(\rR\fcachedTokens\x12\x1c\n" +
 	"\ttransport\x18\n" +
-	" \x01(\tR\ttransport\"\xad\x02\n" +
+	" \x01(\tR\ttransport\x12#\n" +
+	"\routput_tokens\x18\v \x01(\rR\foutputTokens\"\xad\x02\n" +
 	"\x0ePrefillRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\fR\trequestId\x12\x14\n" +
@@ -1678,7 +1787,14 @@ const file_bulkhead_worker_v1_worker_proto_rawDesc = "" +
 	"\vtransfer_id\x18\x02 \x01(\fR\n" +
 	"transferId\x12\x18\n" +
 	"\apreview\x18\x03 \x01(\fR\apreview\"\x11\n" +
-	"\x0fPreviewResponse\"\x0e\n" +
+	"\x0fPreviewResponse\"-\n" +
+	"\n" +
+	"EndRequest\x12\x1f\n" +
+	"\vtransfer_id\x18\x01 \x01(\fR\n" +
+	"transferId\"c\n" +
+	"\vEndResponse\x122\n" +
+	"\x05facts\x18\x01 \x01(\v2\x1c.bulkhead.worker.v1.LegFactsR\x05facts\x12 \n" +
+	"\vquarantined\x18\x02 \x01(\rR\vquarantined\"\x0e\n" +
 	"\fPagesRequest\"g\n" +
 	"\rPagesResponse\x12/\n" +
 	"\x04runs\x18\x01 \x03(\v2\x1b.bulkhead.worker.v1.PageRunR\x04runs\x12%\n" +
@@ -1707,9 +1823,10 @@ const file_bulkhead_worker_v1_worker_proto_rawDesc = "" +
 	"\rDecodeService\x12Y\n" +
 	"\bGenerate\x12#.bulkhead.worker.v1.GenerateRequest\x1a$.bulkhead.worker.v1.GenerateResponse\"\x000\x01\x12N\n" +
 	"\x05Offer\x12 .bulkhead.worker.v1.OfferRequest\x1a!.bulkhead.worker.v1.OfferResponse\"\x00\x12T\n" +
-	"\aPreview\x12\".bulkhead.worker.v1.PreviewRequest\x1a#.bulkhead.worker.v1.PreviewResponse\"\x002\xb0\x01\n" +
+	"\aPreview\x12\".bulkhead.worker.v1.PreviewRequest\x1a#.bulkhead.worker.v1.PreviewResponse\"\x002\xfa\x01\n" +
 	"\x0eControlService\x12N\n" +
-	"\x05Drain\x12 .bulkhead.worker.v1.DrainRequest\x1a!.bulkhead.worker.v1.DrainResponse\"\x00\x12N\n" +
+	"\x05Drain\x12 .bulkhead.worker.v1.DrainRequest\x1a!.bulkhead.worker.v1.DrainResponse\"\x00\x12H\n" +
+	"\x03End\x12\x1e.bulkhead.worker.v1.EndRequest\x1a\x1f.bulkhead.worker.v1.EndResponse\"\x00\x12N\n" +
 	"\x05Pages\x12 .bulkhead.worker.v1.PagesRequest\x1a!.bulkhead.worker.v1.PagesResponse\"\x00B\xc6\x01\n" +
 	"\x16com.bulkhead.worker.v1B\vWorkerProtoP\x01Z5bulkhead.dev/services/gen/bulkhead/worker/v1;workerv1\xa2\x02\x03BWX\xaa\x02\x12Bulkhead.Worker.V1\xca\x02\x12Bulkhead\\Worker\\V1\xe2\x02\x1eBulkhead\\Worker\\V1\\GPBMetadata\xea\x02\x14Bulkhead::Worker::V1b\x06proto3"
 
@@ -1725,7 +1842,7 @@ func file_bulkhead_worker_v1_worker_proto_rawDescGZIP() []byte {
 	return file_bulkhead_worker_v1_worker_proto_rawDescData
 }
 
-var file_bulkhead_worker_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_bulkhead_worker_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_bulkhead_worker_v1_worker_proto_goTypes = []any{
 	(*Refusal)(nil),          // 0: bulkhead.worker.v1.Refusal
 	(*Extent)(nil),           // 1: bulkhead.worker.v1.Extent
@@ -1744,11 +1861,13 @@ var file_bulkhead_worker_v1_worker_proto_goTypes = []any{
 	(*OfferResponse)(nil),    // 14: bulkhead.worker.v1.OfferResponse
 	(*PreviewRequest)(nil),   // 15: bulkhead.worker.v1.PreviewRequest
 	(*PreviewResponse)(nil),  // 16: bulkhead.worker.v1.PreviewResponse
-	(*PagesRequest)(nil),     // 17: bulkhead.worker.v1.PagesRequest
-	(*PagesResponse)(nil),    // 18: bulkhead.worker.v1.PagesResponse
-	(*PageRun)(nil),          // 19: bulkhead.worker.v1.PageRun
-	(*DrainRequest)(nil),     // 20: bulkhead.worker.v1.DrainRequest
-	(*DrainResponse)(nil),    // 21: bulkhead.worker.v1.DrainResponse
+	(*EndRequest)(nil),       // 17: bulkhead.worker.v1.EndRequest
+	(*EndResponse)(nil),      // 18: bulkhead.worker.v1.EndResponse
+	(*PagesRequest)(nil),     // 19: bulkhead.worker.v1.PagesRequest
+	(*PagesResponse)(nil),    // 20: bulkhead.worker.v1.PagesResponse
+	(*PageRun)(nil),          // 21: bulkhead.worker.v1.PageRun
+	(*DrainRequest)(nil),     // 22: bulkhead.worker.v1.DrainRequest
+	(*DrainResponse)(nil),    // 23: bulkhead.worker.v1.DrainResponse
 }
 var file_bulkhead_worker_v1_worker_proto_depIdxs = []int32{
 	2,  // 0: bulkhead.worker.v1.Refusal.facts:type_name -> bulkhead.worker.v1.LegFacts
@@ -1763,24 +1882,27 @@ var file_bulkhead_worker_v1_worker_proto_depIdxs = []int32{
 	12, // 9: bulkhead.worker.v1.GenerateResponse.finished:type_name -> bulkhead.worker.v1.Finished
 	2,  // 10: bulkhead.worker.v1.Committed.facts:type_name -> bulkhead.worker.v1.LegFacts
 	2,  // 11: bulkhead.worker.v1.Finished.facts:type_name -> bulkhead.worker.v1.LegFacts
-	19, // 12: bulkhead.worker.v1.PagesResponse.runs:type_name -> bulkhead.worker.v1.PageRun
-	3,  // 13: bulkhead.worker.v1.PrefillService.Prefill:input_type -> bulkhead.worker.v1.PrefillRequest
-	6,  // 14: bulkhead.worker.v1.DecodeService.Generate:input_type -> bulkhead.worker.v1.GenerateRequest
-	13, // 15: bulkhead.worker.v1.DecodeService.Offer:input_type -> bulkhead.worker.v1.OfferRequest
-	15, // 16: bulkhead.worker.v1.DecodeService.Preview:input_type -> bulkhead.worker.v1.PreviewRequest
-	20, // 17: bulkhead.worker.v1.ControlService.Drain:input_type -> bulkhead.worker.v1.DrainRequest
-	17, // 18: bulkhead.worker.v1.ControlService.Pages:input_type -> bulkhead.worker.v1.PagesRequest
-	5,  // 19: bulkhead.worker.v1.PrefillService.Prefill:output_type -> bulkhead.worker.v1.PrefillResponse
-	8,  // 20: bulkhead.worker.v1.DecodeService.Generate:output_type -> bulkhead.worker.v1.GenerateResponse
-	14, // 21: bulkhead.worker.v1.DecodeService.Offer:output_type -> bulkhead.worker.v1.OfferResponse
-	16, // 22: bulkhead.worker.v1.DecodeService.Preview:output_type -> bulkhead.worker.v1.PreviewResponse
-	21, // 23: bulkhead.worker.v1.ControlService.Drain:output_type -> bulkhead.worker.v1.DrainResponse
-	18, // 24: bulkhead.worker.v1.ControlService.Pages:output_type -> bulkhead.worker.v1.PagesResponse
-	19, // [19:25] is the sub-list for method output_type
-	13, // [13:19] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	2,  // 12: bulkhead.worker.v1.EndResponse.facts:type_name -> bulkhead.worker.v1.LegFacts
+	21, // 13: bulkhead.worker.v1.PagesResponse.runs:type_name -> bulkhead.worker.v1.PageRun
+	3,  // 14: bulkhead.worker.v1.PrefillService.Prefill:input_type -> bulkhead.worker.v1.PrefillRequest
+	6,  // 15: bulkhead.worker.v1.DecodeService.Generate:input_type -> bulkhead.worker.v1.GenerateRequest
+	13, // 16: bulkhead.worker.v1.DecodeService.Offer:input_type -> bulkhead.worker.v1.OfferRequest
+	15, // 17: bulkhead.worker.v1.DecodeService.Preview:input_type -> bulkhead.worker.v1.PreviewRequest
+	22, // 18: bulkhead.worker.v1.ControlService.Drain:input_type -> bulkhead.worker.v1.DrainRequest
+	17, // 19: bulkhead.worker.v1.ControlService.End:input_type -> bulkhead.worker.v1.EndRequest
+	19, // 20: bulkhead.worker.v1.ControlService.Pages:input_type -> bulkhead.worker.v1.PagesRequest
+	5,  // 21: bulkhead.worker.v1.PrefillService.Prefill:output_type -> bulkhead.worker.v1.PrefillResponse
+	8,  // 22: bulkhead.worker.v1.DecodeService.Generate:output_type -> bulkhead.worker.v1.GenerateResponse
+	14, // 23: bulkhead.worker.v1.DecodeService.Offer:output_type -> bulkhead.worker.v1.OfferResponse
+	16, // 24: bulkhead.worker.v1.DecodeService.Preview:output_type -> bulkhead.worker.v1.PreviewResponse
+	23, // 25: bulkhead.worker.v1.ControlService.Drain:output_type -> bulkhead.worker.v1.DrainResponse
+	18, // 26: bulkhead.worker.v1.ControlService.End:output_type -> bulkhead.worker.v1.EndResponse
+	20, // 27: bulkhead.worker.v1.ControlService.Pages:output_type -> bulkhead.worker.v1.PagesResponse
+	21, // [21:28] is the sub-list for method output_type
+	14, // [14:21] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_bulkhead_worker_v1_worker_proto_init() }
@@ -1800,7 +1922,7 @@ func file_bulkhead_worker_v1_worker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bulkhead_worker_v1_worker_proto_rawDesc), len(file_bulkhead_worker_v1_worker_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

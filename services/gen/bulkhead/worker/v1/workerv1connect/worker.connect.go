@@ -50,6 +50,8 @@ const (
 	DecodeServicePreviewProcedure = "/bulkhead.worker.v1.DecodeService/Preview"
 	// ControlServiceDrainProcedure is the fully-qualified name of the ControlService's Drain RPC.
 	ControlServiceDrainProcedure = "/bulkhead.worker.v1.ControlService/Drain"
+	// ControlServiceEndProcedure is the fully-qualified name of the ControlService's End RPC.
+	ControlServiceEndProcedure = "/bulkhead.worker.v1.ControlService/End"
 	// ControlServicePagesProcedure is the fully-qualified name of the ControlService's Pages RPC.
 	ControlServicePagesProcedure = "/bulkhead.worker.v1.ControlService/Pages"
 )
@@ -295,6 +297,11 @@ type ControlServiceClient interface {
 	// Drain stops the worker from taking new work and returns when what it has
 	// is finished or the deadline of the call passes.
 	Drain(context.Context, *v1.DrainRequest) (*v1.DrainResponse, error)
+	// End returns when the worker serves a transfer no more and has let go of its
+	// pages, with what it measured. It cancels nothing; that is what canceling the
+	// calls does. A transfer that the worker has not heard of is refused if it
+	// comes later.
+	End(context.Context, *v1.EndRequest) (*v1.EndResponse, error)
 	// Pages returns the live page map.
 	Pages(context.Context, *v1.PagesRequest) (*v1.PagesResponse, error)
 }
@@ -316,6 +323,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("Drain")),
 			connect.WithClientOptions(opts...),
 		),
+		end: connect.NewClient[v1.EndRequest, v1.EndResponse](
+			httpClient,
+			baseURL+ControlServiceEndProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("End")),
+			connect.WithClientOptions(opts...),
+		),
 		pages: connect.NewClient[v1.PagesRequest, v1.PagesResponse](
 			httpClient,
 			baseURL+ControlServicePagesProcedure,
@@ -328,12 +341,22 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 // controlServiceClient implements ControlServiceClient.
 type controlServiceClient struct {
 	drain *connect.Client[v1.DrainRequest, v1.DrainResponse]
+	end   *connect.Client[v1.EndRequest, v1.EndResponse]
 	pages *connect.Client[v1.PagesRequest, v1.PagesResponse]
 }
 
 // Drain calls bulkhead.worker.v1.ControlService.Drain.
 func (c *controlServiceClient) Drain(ctx context.Context, req *v1.DrainRequest) (*v1.DrainResponse, error) {
 	response, err := c.drain.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// End calls bulkhead.worker.v1.ControlService.End.
+func (c *controlServiceClient) End(ctx context.Context, req *v1.EndRequest) (*v1.EndResponse, error) {
+	response, err := c.end.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -354,6 +377,11 @@ type ControlServiceHandler interface {
 	// Drain stops the worker from taking new work and returns when what it has
 	// is finished or the deadline of the call passes.
 	Drain(context.Context, *v1.DrainRequest) (*v1.DrainResponse, error)
+	// End returns when the worker serves a transfer no more and has let go of its
+	// pages, with what it measured. It cancels nothing; that is what canceling the
+	// calls does. A transfer that the worker has not heard of is refused if it
+	// comes later.
+	End(context.Context, *v1.EndRequest) (*v1.EndResponse, error)
 	// Pages returns the live page map.
 	Pages(context.Context, *v1.PagesRequest) (*v1.PagesResponse, error)
 }
@@ -371,6 +399,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("Drain")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceEndHandler := connect.NewUnaryHandlerSimple(
+		ControlServiceEndProcedure,
+		svc.End,
+		connect.WithSchema(controlServiceMethods.ByName("End")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controlServicePagesHandler := connect.NewUnaryHandlerSimple(
 		ControlServicePagesProcedure,
 		svc.Pages,
@@ -381,6 +415,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		switch r.URL.Path {
 		case ControlServiceDrainProcedure:
 			controlServiceDrainHandler.ServeHTTP(w, r)
+		case ControlServiceEndProcedure:
+			controlServiceEndHandler.ServeHTTP(w, r)
 		case ControlServicePagesProcedure:
 			controlServicePagesHandler.ServeHTTP(w, r)
 		default:
@@ -394,6 +430,10 @@ type UnimplementedControlServiceHandler struct{}
 
 func (UnimplementedControlServiceHandler) Drain(context.Context, *v1.DrainRequest) (*v1.DrainResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("bulkhead.worker.v1.ControlService.Drain is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) End(context.Context, *v1.EndRequest) (*v1.EndResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("bulkhead.worker.v1.ControlService.End is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) Pages(context.Context, *v1.PagesRequest) (*v1.PagesResponse, error) {
