@@ -79,7 +79,14 @@ func (k *kernels) logits() ([]float32, int) {
 	return unsafe.Slice((*float32)(C.bk_logits(k.m)), k.rows*k.vocab), k.vocab
 }
 
-func (k *kernels) clear(n int) { C.bk_clear(k.m, C.int(n)) }
+func (k *kernels) scratch(dst [][]byte, rows int) [][]byte {
+	var bufs [C.BK_BUFS]C.bk_buf
+	n := C.bk_scratch(k.m, C.int(rows), &bufs[0])
+	for _, b := range bufs[:n] {
+		dst = append(dst, unsafe.Slice((*byte)(b.p), b.bytes))
+	}
+	return dst
+}
 
 func (k *kernels) close() {
 	C.bk_free(k.m)

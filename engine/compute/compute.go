@@ -73,8 +73,9 @@ type Model struct {
 	back     backend
 
 	// Scratch of a pass.
-	batch batch
-	addrs []uintptr
+	batch   batch
+	addrs   []uintptr
+	scratch [][]byte
 }
 
 // backend runs passes of at most MaxRows rows.
@@ -85,8 +86,9 @@ type backend interface {
 	x() (data []float32, stride int)
 	// logits is [wants][stride].
 	logits() (data []float32, stride int)
-	// clear overwrites what a pass over n rows left in scratch.
-	clear(n int)
+	// scratch appends every buffer in which a pass over so many rows may have
+	// left numbers of a sequence.
+	scratch(dst [][]byte, rows int) [][]byte
 	close()
 }
 
@@ -238,9 +240,17 @@ func (m *Model) Forward(spans []Span) error {
 		}
 		m.back.forward(&m.batch)
 		m.deliver(spans, first, firstAt)
-		m.back.clear(len(m.batch.pos))
+		m.wipe(len(m.batch.pos))
 	}
 	return nil
+}
+
+// wipe overwrites what a pass over so many rows left in scratch.
+func (m *Model) wipe(rows int) {
+	m.scratch = m.back.scratch(m.scratch[:0], rows)
+	for _, b := range m.scratch {
+		clear(b)
+	}
 }
 
 func (m *Model) check(s *Span) error {

@@ -224,15 +224,19 @@ void bk_forward(bk_model *m, int rows, const int32_t *pos, const int32_t *seq, i
     }
 }
 
-void bk_clear(bk_model *m, int rows) {
-    size_t r = rows;
-    struct { float *p; int ld; } all[] = { { m->x, m->ldx }, { m->n, m->ldx }, { m->y, m->ldx }, { m->q, m->ldq }, { m->o, m->ldq }, { m->k, m->ldkv },
-        { m->v, m->ldkv }, { m->g, m->ldh }, { m->u, m->ldh }, { m->logits, m->ldv } };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) memset(all[i].p, 0, r * all[i].ld * sizeof(float));
-    int widest = m->ldx > m->ldq ? m->ldx : m->ldq;
-    if (m->ldh > widest) widest = m->ldh;
-    memset(m->act.q, 0, r * widest);
-    for (int b = 0; b < widest / 32; b++) {
-        memset(m->act.s + (size_t)b * m->act.ms, 0, r * 4); memset(m->act.ss + (size_t)b * m->act.ms, 0, r * 4); memset(m->act.c + (size_t)b * m->act.ms, 0, r * 4);
-    }
+int bk_scratch(bk_model *m, int rows, bk_buf out[BK_BUFS]) {
+    size_t r = rows, widest = m->ldx > m->ldq ? m->ldx : m->ldq;
+    if (m->ldh > (int)widest) widest = m->ldh;
+    int n = 0;
+    float *x[] = { m->x, m->n, m->y }, *q[] = { m->q, m->o }, *kv[] = { m->k, m->v }, *h[] = { m->g, m->u };
+    for (int i = 0; i < 3; i++) out[n++] = (bk_buf){ x[i], r * m->ldx * sizeof(float) };
+    for (int i = 0; i < 2; i++) out[n++] = (bk_buf){ q[i], r * m->ldq * sizeof(float) };
+    for (int i = 0; i < 2; i++) out[n++] = (bk_buf){ kv[i], r * m->ldkv * sizeof(float) };
+    for (int i = 0; i < 2; i++) out[n++] = (bk_buf){ h[i], r * m->ldh * sizeof(float) };
+    out[n++] = (bk_buf){ m->logits, r * m->ldv * sizeof(float) };
+    out[n++] = (bk_buf){ m->act.q, r * widest };
+    float *scale[] = { m->act.s, m->act.ss, (float *)m->act.c };    /* strided: all of them */
+    for (int i = 0; i < 3; i++) out[n++] = (bk_buf){ scale[i], (size_t)m->act.ms * (widest / 32) * sizeof(float) };
+    out[n++] = (bk_buf){ m->tmp, m->tmp_each * m->c.threads * sizeof(float) };
+    return n;
 }

@@ -57,5 +57,9 @@ float *bk_logits(bk_model *m);   /* [rows][vocab padded to 16] */
  * order in which bk_logits holds them. wrote[s] becomes the number of positions stored in every layer. */
 void bk_forward(bk_model *m, int rows, const int32_t *pos, const int32_t *seq, int nseq, const int32_t *first,
                 const uint64_t *pages, int nwant, const int32_t *wants, int32_t *wrote);
-void bk_clear(bk_model *m, int rows);   /* overwrites what a pass over rows left in scratch */
+/* Where a pass over rows may have left numbers of a sequence: every buffer that bk_new makes but the counts. Returns
+ * how many there are. */
+typedef struct { void *p; size_t bytes; } bk_buf;
+enum { BK_BUFS = 16 };
+int bk_scratch(bk_model *m, int rows, bk_buf out[BK_BUFS]);
 #endif

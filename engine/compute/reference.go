@@ -45,12 +45,12 @@ func (r *reference) x() ([]float32, int)      { return r.buf.x, r.dim }
 func (r *reference) logits() ([]float32, int) { return r.buf.logits, r.vocab }
 func (r *reference) close()                   { r.w.free() }
 
-func (r *reference) clear(int) {
+func (r *reference) scratch(dst [][]byte, _ int) [][]byte {
 	b := &r.buf
 	for _, s := range [][]float32{b.x, b.n, b.q, b.k, b.v, b.o, b.gate, b.up, b.y, b.logits, r.s, r.ss} {
-		clear(s)
+		dst = append(dst, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), 4*len(s)))
 	}
-	clear(r.qa)
+	return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(r.qa))), len(r.qa)))
 }
 
 func (r *reference) forward(b *batch) {
