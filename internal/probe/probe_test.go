@@ -3,12 +3,17 @@ package probe_test
 import (
 	"context"
 	"crypto/rand"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"io/fs"
+	"math"
 	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -69,88 +74,146 @@ func TestScan(t *testing.T) {
 
 const window = 512
 
+// scan looks into a leg, which stands still meanwhile.
+func scan(t *testing.T, p *probe.Patterns, leg *rig.Process) (hits []probe.Hit, looked uint64) {
+	t.Helper()
+	assert.NoError(t, leg.Signal(syscall.SIGSTOP))
+	hits, looked, err := p.Scan(leg.PID())
+	assert.NoError(t, leg.Signal(syscall.SIGCONT))
+	if errors.Is(err, fs.ErrPermission) {
+		assert.Skip(t, "the memory of workers, which are not dumpable, cannot be read here: this needs CAP_SYS_PTRACE")
+	}
+	assert.NoError(t, err)
+	return hits, looked
+}
+
 // What is left of a tenant in the memory of the workers: its pages while nobody
 // else has had them, and nothing at all once somebody has.
 func TestNothingIsLeftAfterATenantChange(t *testing.T) {
 	t.Parallel()
-	path := filepath.Join(t.TempDir(), "m.gguf")
-	assert.NoError(t, os.WriteFile(path, synth.RandomLlama(5, synth.Shape{
-		Layers: 3, Dim: 64, Heads: 4, KVHeads: 2, HeadDim: 32, Hidden: 128, Vocab: synth.MinVocab, Context: window,
-	}), 0o600))
-	for _, kvType := range []string{"f16", "f32"} {
-		t.Run(kvType, func(t *testing.T) {
+	random := func(t *testing.T) string {
+		path := filepath.Join(t.TempDir(), "m.gguf")
+		assert.NoError(t, os.WriteFile(path, synth.RandomLlama(5, synth.Shape{
+			Layers: 3, Dim: 64, Heads: 4, KVHeads: 2, HeadDim: 32, Hidden: 128, Vocab: synth.MinVocab, Context: window,
+		}), 0o600))
+		return path
+	}
+	real := func(t *testing.T) string {
+		path := os.Getenv("BULKHEAD_TEST_MODEL")
+		if path == "" {
+			assert.Skip(t, "BULKHEAD_TEST_MODEL does not name the default model")
+		}
+		return path
+	}
+	for _, c := range []struct {
+		name, kvType, fabric string
+		model                func(*testing.T) string
+	}{
+		{"f16 in shared memory", "f16", "", random},
+		{"f32 over TCP", "f32", "tcp:127.0.0.1:0", random},
+		{"f16 over TCP", "f16", "tcp:127.0.0.1:0", random},
+		{"SmolLM2", "f16", "tcp:127.0.0.1:0", real},
+	} {
+		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			few := func(b *worker.Boot) { b.Pages, b.KVType = 3*window/kv.PageTokens, kvType }
-			r, err := rig.Start(ctx, rig.Options{Model: path, Tenants: 2, Prefill: few, Decode: few})
-			assert.NoError(t, err)
-			defer func() { assert.NoError(t, r.Close()) }()
-
-			secret := strings.Repeat("the canary sings at midnight. ", 10)
-			ids, err := r.Encode(ctx, secret)
-			assert.NoError(t, err)
-			p := patterns(t, path, kvType, ids)
-			assert.True(t, p.Len() > 1500)
-			ask := func(times, tenant int, text string, n int) {
-				var g errgroup.Group
-				for range times {
-					g.Go(func() error {
-						a, err := r.Ask(ctx, tenant, text, n)
-						if err == nil && a.Status != 200 {
-							err = fmt.Errorf("answer %d %s", a.Status, a.Code)
-						}
-						return err
-					})
-				}
-				assert.NoError(t, g.Wait())
-			}
-			legs := map[string]*rig.Process{"prefill": r.Prefill, "decode": r.Decode}
-
-			ask(1, 1, "before", 4)
-			for name, leg := range legs {
-				hits, _, err := p.Scan(leg.PID())
-				assert.NoError(t, err)
-				if len(hits) > 0 {
-					t.Fatalf("%s: found before it was there: %v", name, hits[0])
-				}
-			}
-			ask(4, 0, secret, 40)
-			for name, leg := range legs {
-				hits, _, err := p.Scan(leg.PID())
-				assert.NoError(t, err)
-				// All of it lies in pages that nobody has had since. A quarter of the
-				// patterns are in the order in which keys are computed, not kept.
-				found := map[string]bool{}
-				for _, h := range hits {
-					found[h.Pattern] = true
-				}
-				if len(found) < p.Len()*3/4 {
-					t.Fatalf("%s: only %d of %d patterns are found: the scan would miss a leak", name, len(found), p.Len())
-				}
-			}
-			// Three requests as large as the window take every page, over fewer
-			// connections than before.
-			ask(3, 1, strings.Repeat("somebody else asks something else. ", 12), 60)
-			for name, leg := range legs {
-				hits, looked, err := p.Scan(leg.PID())
-				assert.NoError(t, err)
-				t.Logf("%s: looked at %d MB", name, looked>>20)
-				for i, h := range hits {
-					if i == 5 {
-						break
-					}
-					t.Errorf("%s: %v (%d in all)", name, h, len(hits))
-				}
-			}
+			nothingIsLeft(t, c.model(t), c.kvType, c.fabric)
 		})
 	}
 }
 
+func nothingIsLeft(t *testing.T, path, kvType, fabric string) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	few := func(b *worker.Boot) {
+		b.Pages, b.KVType, b.Window, b.Threads = 3*window/kv.PageTokens, kvType, window, 1
+		if b.FabricListen != "" && fabric != "" {
+			b.FabricListen = fabric
+		}
+	}
+	r, err := rig.Start(ctx, rig.Options{Model: path, Tenants: 2, Prefill: few, Decode: few})
+	assert.NoError(t, err)
+	defer func() { assert.NoError(t, r.Close()) }()
+
+	// Different all along, so that also a good tokenizer makes many tokens of it.
+	var secret strings.Builder
+	for i := range 30 {
+		fmt.Fprintf(&secret, "canary %d;", i*i*7919)
+	}
+	ids, err := r.Encode(ctx, secret.String())
+	assert.NoError(t, err)
+	p, kept := patterns(t, path, kvType, ids)
+	assert.True(t, kept > 1500)
+	ask := func(times, tenant int, text string, n int) {
+		t.Helper()
+		var g errgroup.Group
+		for range times {
+			g.Go(func() error {
+				a, err := r.Ask(ctx, tenant, text, n)
+				if err == nil && a.Status != 200 {
+					err = fmt.Errorf("answer %d %s", a.Status, a.Code)
+				}
+				return err
+			})
+		}
+		assert.NoError(t, g.Wait())
+	}
+	legs := map[string]*rig.Process{"prefill": r.Prefill, "decode": r.Decode}
+
+	ask(1, 1, "before", 4)
+	for name, leg := range legs {
+		if hits, _ := scan(t, p, leg); len(hits) > 0 {
+			t.Fatalf("%s: found before it was there: %v", name, hits[0])
+		}
+	}
+	// Many at once, so that it goes over many connections.
+	ask(4, 0, secret.String(), 40)
+	for name, leg := range legs {
+		hits, _ := scan(t, p, leg)
+		// All of it lies in pages that nobody has had since.
+		found := map[string]bool{}
+		for _, h := range hits {
+			found[h.Pattern] = true
+		}
+		if len(found) < kept {
+			t.Fatalf("%s: only %d of %d patterns are found: the scan would miss a leak", name, len(found), kept)
+		}
+	}
+	// Somebody else takes every page of both legs, over fewer connections than
+	// before.
+	others := strings.Repeat("somebody else asks something else. ", 11)
+	for !taken(ctx, t, r, rig.Owner(0)) {
+		ask(3, 1, others, 60)
+	}
+	for name, leg := range legs {
+		hits, looked := scan(t, p, leg)
+		t.Logf("%s: looked at %d MB for %d patterns", name, looked>>20, p.Len())
+		for i, h := range hits {
+			if i == 5 {
+				break
+			}
+			t.Errorf("%s: %v (%d in all)", name, h, len(hits))
+		}
+	}
+}
+
+// taken reports whether no page of any worker is or was last of the owner.
+func taken(ctx context.Context, t *testing.T, r *rig.Rig, owner id.Owner) bool {
+	t.Helper()
+	for _, m := range r.Registry.PageMaps(ctx) {
+		assert.NoError(t, m.Err)
+		for _, run := range m.Pages.GetRuns() {
+			if string(run.GetOwner()) == string(owner[:]) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // patterns computes the prompt in this process, which gives the same bits, and
-// cuts its keys and values into patterns: as they lie in a page, and as they are
-// computed, token by token.
-func patterns(t *testing.T, path, kvType string, ids []int32) *probe.Patterns {
+// cuts its keys and values into patterns: first as they lie in a page, which are
+// the first kept ones, then as they are computed: by token, and in 32 bits.
+func patterns(t *testing.T, path, kvType string, ids []int32) (p *probe.Patterns, kept int) {
 	t.Helper()
 	f, err := gguf.Open(path)
 	assert.NoError(t, err)
@@ -177,11 +240,23 @@ func patterns(t *testing.T, path, kvType string, ids []int32) *probe.Patterns {
 	sealed, err := filler.Seal(len(ids))
 	assert.NoError(t, err)
 	defer sealed.Release()
-	p := &probe.Patterns{}
+
+	p = &probe.Patterns{}
 	w := dtype.Bytes()
+	type rest struct {
+		name string
+		row  []byte
+	}
+	var computed []rest
+	keep := func(row []byte, name string, at ...any) {
+		name = fmt.Sprintf(name, at...)
+		if p.Add(name, row) && dtype == kv.F16 {
+			computed = append(computed, rest{name + ", in 32 bits", widened(row[:probe.Window])})
+		}
+	}
 	// The template begins every prompt alike; what follows on the text of the
 	// tenant is its own.
-	const own = 2
+	const own = 3
 	for n, ref := range kvtest.Refs(sealed.Extents())[:len(ids)/kv.PageTokens] {
 		if n < own {
 			continue
@@ -191,20 +266,47 @@ func patterns(t *testing.T, path, kvType string, ids []int32) *probe.Patterns {
 			for l := 1; l < g.Layers; l++ {
 				for h := range g.KVHeads {
 					for tok := range kv.PageTokens {
-						p.Add(fmt.Sprintf("values of position %d, layer %d, head %d", n*kv.PageTokens+tok, l, h), page[g.VIndex(l, h, tok, 0)*w:])
+						pos := n*kv.PageTokens + tok
+						keep(page[g.VIndex(l, h, tok, 0)*w:], "values of position %d, layer %d, head %d", pos, l, h)
 						var row []byte
 						for d := range g.HeadDim {
 							row = append(row, page[g.KIndex(l, h, d, tok)*w:][:w]...)
 						}
-						p.Add(fmt.Sprintf("keys of position %d, layer %d, head %d, by token", n*kv.PageTokens+tok, l, h), row)
+						name := fmt.Sprintf("keys of position %d, layer %d, head %d, by token", pos, l, h)
+						computed = append(computed, rest{name, row})
+						if dtype == kv.F16 {
+							computed = append(computed, rest{name + ", in 32 bits", widened(row)})
+						}
 					}
 					for d := range g.HeadDim {
-						p.Add(fmt.Sprintf("keys of page %d, layer %d, head %d, dim %d", n, l, h, d), page[g.KIndex(l, h, d, 0)*w:])
+						keep(page[g.KIndex(l, h, d, 0)*w:], "keys of page %d, layer %d, head %d, dim %d", n, l, h, d)
 					}
 				}
 			}
 			return nil
 		}))
 	}
-	return p
+	kept = p.Len()
+	for _, c := range computed {
+		p.Add(c.name, c.row)
+	}
+	return p, kept
+}
+
+// widened is a row of 16-bit numbers in 32 bits, as attention reads it.
+func widened(row []byte) []byte {
+	out := make([]byte, 0, 2*len(row))
+	for ; len(row) > 0; row = row[2:] {
+		out = binary.LittleEndian.AppendUint32(out, math.Float32bits(half(binary.LittleEndian.Uint16(row))))
+	}
+	return out
+}
+
+// half is a number of 16 bits that is not subnormal.
+func half(h uint16) float32 {
+	f := math.Ldexp(1+float64(h&0x3ff)/1024, int(h>>10&0x1f)-15)
+	if h>>15 == 1 {
+		f = -f
+	}
+	return float32(f)
 }
