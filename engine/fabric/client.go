@@ -181,17 +181,36 @@ func (c *Client) get(ctx context.Context) (conn net.Conn, used bool, err error) 
 	c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	var d interface {
-		DialContext(ctx context.Context, network, addr string) (net.Conn, error)
-	} = &net.Dialer{}
-	if c.opts.TLS != nil {
-		d = &tls.Dialer{Config: c.opts.TLS}
-	}
-	conn, err = d.DialContext(ctx, c.network, c.where)
-	if err != nil {
+	if conn, err = c.dial(ctx); err != nil {
 		return nil, false, fmt.Errorf("%w: connect to page server: %w", ErrBroken, err)
 	}
 	return conn, false, nil
+}
+
+func (c *Client) dial(ctx context.Context) (net.Conn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, c.network, c.where)
+	if err != nil || c.opts.TLS == nil {
+		return conn, err
+	}
+	conf := c.opts.TLS
+	if conf.ServerName == "" && !conf.InsecureSkipVerify {
+		conf = conf.Clone()
+		if conf.ServerName, _, err = net.SplitHostPort(c.where); err != nil {
+			return nil, errors.Join(err, conn.Close())
+		}
+	}
+	t := tls.Client(newRecords(conn), conf)
+	if err := t.HandshakeContext(ctx); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return t, nil
+}
+
+// wipe overwrites what a connection still has of the pages that came over it.
+func wipe(conn net.Conn) {
+	if t, ok := conn.(*tls.Conn); ok {
+		t.NetConn().(*records).wipe()
+	}
 }
 
 // put keeps a connection whose exchange ended as it should.
@@ -215,6 +234,7 @@ func (c *Client) exchangeOn(ctx context.Context, conn net.Conn, req []byte, answ
 		return kept
 	}}
 	defer func() {
+		wipe(conn)
 		if x.keepOpen() && x.clean {
 			c.put(conn)
 			return
