@@ -15,19 +15,31 @@
 // Little endian:
 //
 //	"BHKH" version:u16 flags:u16 epoch:16 number:u64 firstSeq:u64 lastSeq:u64
-//	firstAt:i64 lastAt:i64 minPage:u32 maxPage:u32 events:u32 prev:32
+//	granted:u64 firstAt:i64 lastAt:i64 minPage:u32 maxPage:u32 events:u32 prev:32
 //	size:u32 body
 //
-// Times are microseconds since 1970, read once for each event. The body is
-// deflated; size is its length before. Inside: the owners and leases that occur
-// (count, then 16 bytes each), then for each event a byte for the kind, a byte
-// for reason and method, and varints: owner, lease, first page (difference to
-// the event before), pages, generation (difference), time (difference).
+// granted is the highest generation that was granted in the block. Generations
+// are granted in order, so the first block that reaches one is the one that
+// grants it. Times are microseconds since 1970, read once for each event, and
+// never go back: while a clock that was set back catches up, they stand still.
+//
+// The body is deflated; size is its length before. Inside: the owners and leases
+// that occur, in order of appearance (count, then 16 bytes each), then one column
+// after the other: a byte for the kind, a byte for reason and method, and
+// varints: owner, lease, first page (difference to the event before), pages,
+// generation (difference), time (difference). A body has one form; a reader
+// refuses every other.
 //
 // # Gaps
 //
-// A writer never makes a pool wait. If blocks cannot be delivered for so long
-// that its buffer is full, it drops events and says so: a block with the flag
-// gap covers exactly the sequence numbers that were lost. Evidence with a gap is
-// unknown, not good.
+// A writer never makes a pool wait: noting an event is a copy into memory that
+// was there before. If blocks cannot be delivered for so long that all of it is
+// full, it drops events and says so: a block with the flag gap covers exactly the
+// sequence numbers that were lost. Evidence with a gap is unknown, not good.
+//
+// # The end
+//
+// A worker that drains delivers everything before it ends, for at most five
+// seconds. One that is killed takes the last second with it: a history says what
+// happened until its last block, and nothing of the time after it.
 package history

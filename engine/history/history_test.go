@@ -1,9 +1,14 @@
 package history
 
 import (
+	"bytes"
+	"compress/flate"
 	"context"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -52,7 +57,7 @@ func TestBlockRoundTrip(t *testing.T) {
 		b := encode(epoch, 7, [32]byte{9}, want)
 		h, got, err := Decode(b)
 		assert.NoError(t, err)
-		assert.Equal(t, got, want)
+		assert.True(t, slices.Equal(got, want))
 		assert.Equal(t, h.Number, uint64(7))
 		assert.Equal(t, h.Prev, [32]byte{9})
 		assert.Equal(t, h.Epoch, epoch)
@@ -153,13 +158,18 @@ type shelf struct {
 	events []Event
 	gaps   [][2]uint64
 	away   bool
-	calls  int
+	log    bytes.Buffer // of Run
+	most   int          // bytes of the largest delivery
 }
 
 func (s *shelf) ship(_ context.Context, blocks [][]byte) (uint64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.calls++
+	size := 0
+	for _, b := range blocks {
+		size += len(b)
+	}
+	s.most = max(s.most, size)
 	if s.away {
 		return 0, errors.New("away")
 	}
@@ -180,6 +190,10 @@ func (s *shelf) ship(_ context.Context, blocks [][]byte) (uint64, error) {
 	return s.link.Number, nil
 }
 
+func (s *shelf) options() Options {
+	return Options{Epoch: epoch, Now: time.Now, Ship: s.ship, Log: slog.New(slog.NewTextHandler(&s.log, nil))}
+}
+
 func (s *shelf) set(away bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,7 +205,7 @@ func TestWriterDelivers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := &shelf{}
-		w := NewWriter(epoch, time.Now, s.ship)
+		w := NewWriter(s.options())
 		var told []kv.Event
 		pool := kvtest.Pool(t, kv.Config{OnEvent: func(e kv.Event) { told = append(told, e); w.Note(e) }})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -218,8 +232,7 @@ func TestWriterOutage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := &shelf{away: true}
-		w := NewWriter(epoch, time.Now, s.ship)
-		w.limit = 50
+		w := newWriter(s.options(), 5, 10)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- w.Run(ctx) }()
@@ -230,7 +243,7 @@ func TestWriterOutage(t *testing.T) {
 				w.Note(kv.Event{Seq: seq, Kind: kv.EventGrant, Count: 1})
 			}
 		}
-		for range 2 * maxPending { // one block a second, until no more may wait
+		for range 2 * MaxPending { // one block a second, until no more may wait
 			note(1)
 			time.Sleep(time.Second)
 		}
@@ -247,6 +260,9 @@ func TestWriterOutage(t *testing.T) {
 		lost := s.gaps[0][1] - s.gaps[0][0] + 1
 		assert.Equal(t, uint64(len(s.events))+lost, seq)
 		assert.True(t, lost > 50)
+		for _, line := range []string{"cannot be delivered", "delivered again", "has a gap"} {
+			assert.Equal(t, strings.Count(s.log.String(), line), 1)
+		}
 	})
 }
 
@@ -255,7 +271,7 @@ func TestWriterOutage(t *testing.T) {
 func TestWriterGivesUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := NewWriter(epoch, time.Now, (&shelf{away: true}).ship)
+		w := NewWriter((&shelf{away: true}).options())
 		w.Note(kv.Event{Seq: 1, Kind: kv.EventGrant, Count: 1})
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -263,20 +279,214 @@ func TestWriterGivesUp(t *testing.T) {
 		assert.True(t, w.Run(ctx) != nil)
 		assert.True(t, time.Since(began) <= lastWords)
 
-		s := &shelf{link: Link{Number: 1, LastSeq: 3}}
-		w = NewWriter(epoch, time.Now, s.ship)
-		w.Note(kv.Event{Seq: 1, Kind: kv.EventGrant, Count: 1})
-		w.ship = func(context.Context, [][]byte) (uint64, error) { return 5, nil }
-		assert.ErrorIs(t, w.Run(t.Context()), ErrBlock)
+		for _, stored := range []uint64{0, 2} {
+			o := (&shelf{}).options()
+			o.Ship = func(context.Context, [][]byte) (uint64, error) { return stored, nil }
+			w = NewWriter(o)
+			w.Note(kv.Event{Seq: 1, Kind: kv.EventGrant, Count: 1})
+			assert.ErrorIs(t, w.Run(t.Context()), ErrBlock)
+		}
 	})
 }
 
-func BenchmarkNote(b *testing.B) {
-	w := NewWriter(epoch, time.Now, nil)
-	for i := range b.N {
-		if i%60000 == 0 {
-			w.events = w.events[:0]
+// What gathered in an outage goes out in pieces that the other side takes.
+func TestDeliveryIsBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &shelf{away: true}
+		w := newWriter(s.options(), buffers, 256)
+		w.most = 16 << 10
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- w.Run(ctx) }()
+		events := lives(30*256, 5)
+		for i, e := range events {
+			w.Note(e.Event)
+			if i%256 == 255 {
+				synctest.Wait()
+			}
 		}
-		w.Note(kv.Event{Seq: uint64(i), Kind: kv.EventGrant, Count: 1})
+		s.set(false)
+		time.Sleep(1100 * time.Millisecond)
+		cancel()
+		assert.NoError(t, <-done)
+		assert.Equal(t, len(s.events), len(events))
+		assert.Equal(t, s.link.Number, uint64(30))
+		assert.True(t, s.most > 8<<10 && s.most <= 16<<10)
+		assert.True(t, MaxBlockBytes < MaxDelivery)
+	})
+}
+
+// A clock that is set back does not make times go back.
+func TestClockSetBack(t *testing.T) {
+	t.Parallel()
+	clock := []time.Time{noon, noon.Add(2), noon.Add(-time.Hour), {}, noon.Add(time.Second)}
+	s := &shelf{}
+	o := s.options()
+	o.Now = func() time.Time { now := clock[0]; clock = clock[1:]; return now }
+	w := NewWriter(o)
+	for seq := range uint64(5) {
+		w.Note(kv.Event{Seq: seq + 1, Kind: kv.EventGrant, Count: 1})
 	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	assert.NoError(t, w.Run(ctx))
+	var at []time.Time
+	for _, e := range s.events {
+		at = append(at, e.At)
+	}
+	assert.Equal(t, at, []time.Time{noon, noon, noon, noon, noon.Add(time.Second)})
+}
+
+// Many pools' worth of noise beside a Run that cuts: nothing is doubled, lost or
+// out of order. The race detector watches the buffers change hands.
+func TestNoteBesideRun(t *testing.T) {
+	t.Parallel()
+	s := &shelf{}
+	w := newWriter(s.options(), 3, 64)
+	w.every = time.Millisecond
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- w.Run(ctx) }()
+	const n = 50_000
+	for seq := range uint64(n) {
+		w.Note(kv.Event{Seq: seq + 1, Kind: kv.EventGrant, Count: 1, Generation: seq + 1})
+	}
+	cancel()
+	assert.NoError(t, <-done)
+	assert.Equal(t, s.link.LastSeq, uint64(n))
+	lost := uint64(0)
+	for _, g := range s.gaps {
+		lost += g[1] - g[0] + 1
+	}
+	assert.Equal(t, uint64(len(s.events))+lost, uint64(n))
+}
+
+// A block in any other form than the writer's is refused, whoever made it.
+func TestOneForm(t *testing.T) {
+	t.Parallel()
+	events := []Event{
+		{kv.Event{Seq: 1, Kind: kv.EventGrant, First: 1, Count: 2, Generation: 1, Owner: kvtest.Owner(1), Lease: id.Lease{1}}, noon},
+		{kv.Event{Seq: 2, Kind: kv.EventScrub, First: 1, Count: 2, Generation: 1, Owner: kvtest.Owner(1), Lease: id.Lease{1}, Method: kv.AtGrant}, noon},
+	}
+	// owners (1), leases (1), kinds, reasons and methods, owners, leases, pages, ...
+	const kinds = 1 + 16 + 1 + 16
+	body := encodeBody(events)
+	with := func(at int, by ...byte) []byte {
+		out := append([]byte(nil), body[:at]...)
+		return append(append(out, by...), body[at+len(by):]...)
+	}
+	for name, b := range map[string][]byte{
+		"no such kind":        with(kinds, 0),
+		"no such kind, above": with(kinds, 7),
+		"no such method":      with(kinds+3, 3<<4),
+		"no such reason":      with(kinds+2, 3),
+		"grant with a method": with(kinds+2, 1<<4),
+		"scrub without one":   with(kinds+3, 0),
+		"quarantine for none": with(kinds, byte(kv.EventQuarantine)),
+		"no such owner":       with(kinds+4, 1),
+		"no such lease":       with(kinds+6, 1),
+		"page below zero":     with(kinds+8, 1),
+		"no pages":            with(kinds+10, 0),
+		"an owner twice":      append(append(append([]byte{2}, body[1:17]...), body[1:17]...), body[17:]...),
+		"nothing":             {},
+		"more":                append(body[:len(body):len(body)], 0),
+		"less":                body[:len(body)-1],
+	} {
+		if _, _, err := Decode(wrap(events, b)); !errors.Is(err, ErrBlock) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	_, _, err := Decode(wrap(events, body)) // what the cases differ from
+	assert.NoError(t, err)
+	// The header is not believed either.
+	for name, change := range map[string]func(*Header){
+		"page":  func(h *Header) { h.MaxPage++ },
+		"grant": func(h *Header) { h.Granted++ },
+		"time":  func(h *Header) { h.LastAt = h.LastAt.Add(time.Second) },
+		"end":   func(h *Header) { h.LastAt = h.FirstAt.Add(-time.Second) },
+	} {
+		h := describe(events)
+		h.Epoch, h.Number = epoch, 1
+		change(&h)
+		if _, _, err := Decode(append(h.append(nil, len(body)), deflate(body)...)); !errors.Is(err, ErrBlock) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func wrap(events []Event, body []byte) []byte {
+	h := describe(events)
+	h.Epoch, h.Number = epoch, 1
+	return append(h.append(nil, len(body)), deflate(body)...)
+}
+
+func deflate(b []byte) []byte {
+	var out bytes.Buffer
+	w, _ := flate.NewWriter(&out, flate.BestCompression)
+	_, _ = w.Write(b)
+	_ = w.Close()
+	return out.Bytes()
+}
+
+// Noting allocates nothing: it happens under the lock of a pool.
+func TestNoteAllocatesNothing(t *testing.T) {
+	w := NewWriter((&shelf{}).options())
+	seq := uint64(0)
+	assert.Equal(t, testing.AllocsPerRun(2*buffers*MaxEvents, func() {
+		seq++
+		w.Note(kv.Event{Seq: seq, Kind: kv.EventGrant, Count: 1})
+	}), 0.0)
+	assert.Equal(t, w.Waiting(), int(seq))
+}
+
+func BenchmarkNote(b *testing.B) {
+	w := NewWriter((&shelf{}).options())
+	for i := range b.N {
+		w.Note(kv.Event{Seq: uint64(i) + 1, Kind: kv.EventGrant, Count: 1})
+		if i%MaxEvents == MaxEvents-1 {
+			events, _, _ := w.take()
+			w.giveBack(events)
+		}
+	}
+}
+
+// BenchmarkEncode cuts a full block of what requests of a pool leave.
+func BenchmarkEncode(b *testing.B) {
+	events := requests(MaxEvents)
+	b.ReportAllocs()
+	for b.Loop() {
+		block := encode(epoch, 1, [32]byte{}, events)
+		b.ReportMetric(float64(len(block))/MaxEvents, "B/event")
+	}
+}
+
+// requests makes events as requests make them: a few pages each, granted one by
+// one while an answer grows, given back together, by 50 owners.
+func requests(n int) []Event {
+	r := rand.New(rand.NewPCG(1, 1))
+	at, generation := noon, uint64(0)
+	var out []Event
+	for len(out) < n {
+		base := kv.Event{Owner: kvtest.Owner(r.Uint64N(50)), Lease: id.Lease{byte(r.Uint32()), byte(r.Uint32()), byte(r.Uint32()), byte(r.Uint32())}, First: r.Uint32N(4000), Count: 1 + r.Uint32N(64)}
+		add := func(kind kv.EventKind, m kv.ScrubMethod) {
+			at = at.Add(time.Duration(r.IntN(3000)) * time.Microsecond)
+			e := base
+			e.Kind, e.Method, e.Generation = kind, m, generation
+			out = append(out, Event{e, at})
+		}
+		for range 4 {
+			generation++
+			add(kv.EventGrant, kv.NotScrubbed)
+			add(kv.EventScrub, kv.AtGrant)
+			base.First, base.Count = base.First+base.Count, 1
+		}
+		add(kv.EventSeal, kv.NotScrubbed)
+		add(kv.EventFree, kv.NotScrubbed)
+	}
+	out = out[:n]
+	for i := range out {
+		out[i].Seq = uint64(i + 1)
+	}
+	return out
 }

@@ -27,7 +27,7 @@ import (
 // leaves the gate at that moment.
 func TestQuarantineEndsAWait(t *testing.T) {
 	t.Parallel()
-	w := &worker{freed: make(chan struct{}, 1), history: history.NewWriter(id.Epoch{1}, time.Now, nil)}
+	w := &worker{freed: make(chan struct{}, 1), history: history.NewWriter(history.Options{Now: time.Now})}
 	var err error
 	w.pool, err = kv.New(kv.Config{
 		Geometry: kv.Geometry{Layers: 1, KVHeads: 1, HeadDim: 2, PageTokens: kv.PageTokens, DType: kv.F32, Layout: kv.Layout1},

@@ -47,13 +47,13 @@ func (w *worker) connectFront() (err error) {
 		return fmt.Errorf("front: %w", err)
 	}
 	w.front = poolv1connect.NewRegistrationServiceClient(w.frontHTTP, peer.BaseURL)
-	w.history = history.NewWriter(w.set.epoch, w.now, func(ctx context.Context, blocks [][]byte) (uint64, error) {
+	w.history = history.NewWriter(history.Options{Epoch: w.set.epoch, Now: w.now, Log: w.log, Ship: func(ctx context.Context, blocks [][]byte) (uint64, error) {
 		resp, err := w.front.AppendHistory(ctx, &poolv1.AppendHistoryRequest{Epoch: w.set.epoch[:], Blocks: blocks})
 		if err != nil && connect.CodeOf(err) == connect.CodeFailedPrecondition {
 			return 0, fmt.Errorf("%w: %w", history.ErrBlock, err)
 		}
 		return resp.GetStored(), err
-	})
+	}})
 	return nil
 }
 
