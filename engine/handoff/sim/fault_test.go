@@ -32,6 +32,7 @@ const (
 	skipPage    fault = "page left out"
 	shortRead   fault = "page cut short"
 	dieMidway   fault = "read broke off"
+	lateStore   fault = "read broke off and stored on"
 	staleRef    fault = "another generation asked for"
 	wrongSecret fault = "wrong secret"
 
@@ -57,7 +58,7 @@ const (
 
 var (
 	messageFaults  = []fault{loseRequest, loseReply, duplicate, late}
-	readFaults     = []fault{flipPage, wrongPage, swapPages, skipPage, shortRead, dieMidway, staleRef, wrongSecret}
+	readFaults     = []fault{flipPage, wrongPage, swapPages, skipPage, shortRead, dieMidway, lateStore, staleRef, wrongSecret}
 	announceFaults = []fault{shortCredits, otherOwner, otherModel, otherVersion, noTokens}
 	metaFaults     = []fault{versionSkew, otherTokens}
 	stepFaults     = []fault{closeInbound, abortOffer, abortFiller, staleSource, killPrefill, killDecode, replayOld, replayOther, replayForged}

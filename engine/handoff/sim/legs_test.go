@@ -159,8 +159,12 @@ func (w *world) pass(ctx context.Context, a *actor, l *life, r *transfer, h pass
 		return err
 	}
 	defer table.Close()
-	defer l.track.hold(kvtest.Refs(h.Extents())[:geometry.PagesFor(pos+n)])()
-	pages := kvtest.Pages(w.t, geometry, table, pos+n)[pos/geometry.PageTokens:]
+	refs, all := kvtest.Refs(h.Extents())[:geometry.PagesFor(pos+n)], kvtest.Pages(w.t, geometry, table, pos+n)
+	defer l.track.hold(refs)()
+	for i := geometry.PagesFor(pos); i < len(refs); i++ {
+		l.track.fresh(refs[i], all[i])
+	}
+	pages := all[pos/geometry.PageTokens:]
 	kvtest.Write(w.t, geometry, table, pos, n, r.content)
 	var written [][]byte
 	for _, p := range pages {
@@ -482,6 +486,9 @@ func (w *world) consume(a *actor, d *life, r *transfer, s *session) {
 	if _, err := c.Sequence(); !errors.Is(err, kv.ErrStale) {
 		w.fail("%s: a sequence was taken twice: %v", a.name, err)
 	}
+	r.mu.Lock()
+	s.taken = true
+	r.mu.Unlock()
 	q := &sequence{w: w, seq: seq, r: r}
 	d.track.mu.Lock()
 	d.track.live[seq.Lease()] = q

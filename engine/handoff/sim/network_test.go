@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"context"
 	"time"
 
@@ -142,6 +143,15 @@ func (x *wire) ReadPages(ctx context.Context, transfer id.Transfer, secret fabri
 		faulty.Fault, taint = fabrictest.ShortRead, true
 	case dieMidway:
 		faulty.Fault, taint = fabrictest.DieMidway, true
+	case lateStore:
+		faulty.Fault, taint = fabrictest.DieMidway, true
+		sink, page := into, bytes.Repeat([]byte{0xEE}, into.PageBytes())
+		defer w.spawn(func() {
+			b.sleep(20 * time.Millisecond)
+			if err := sink.Copy(last, page); err == nil {
+				w.fail("%s: a page was stored after the read had ended", b.name)
+			}
+		})
 	case staleRef:
 		faulty.Fault, taint, stale = fabrictest.StaleGeneration, true, true
 	case wrongSecret:

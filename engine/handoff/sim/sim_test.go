@@ -20,7 +20,7 @@ const (
 	// envSeed is the one seed to play, with every step logged.
 	envSeed = "BULKHEAD_SOAK_SEED"
 	// schedules is how many seeds a plain test plays. They take about 3 s.
-	schedules = 1200
+	schedules = 1000
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

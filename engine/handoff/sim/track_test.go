@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"sync"
 
 	"bulkhead.dev/engine/kv"
@@ -14,12 +15,13 @@ type track struct {
 
 	mu   sync.Mutex
 	held map[uint32]kv.Event    // under mu; the grant of each page that is not free
+	past map[uint32][2]id.Owner // under mu; the last owner of each page and the one before
 	open map[kv.PageRef]int     // under mu; holds of the simulation
 	live map[id.Lease]*sequence // under mu; committed sequences
 }
 
 func newTrack(w *world) *track {
-	return &track{w: w, held: map[uint32]kv.Event{}, open: map[kv.PageRef]int{}, live: map[id.Lease]*sequence{}}
+	return &track{w: w, held: map[uint32]kv.Event{}, past: map[uint32][2]id.Owner{}, open: map[kv.PageRef]int{}, live: map[id.Lease]*sequence{}}
 }
 
 // event is called under the lock of the pool.
@@ -35,6 +37,7 @@ func (t *track) event(e kv.Event) {
 				t.w.fail("page %d is granted to %s while %s has it", i, e.Owner.Short(), grant.Owner.Short())
 			}
 			t.held[i] = e
+			t.past[i] = [2]id.Owner{e.Owner, t.past[i][0]}
 		case kv.EventFree, kv.EventClear:
 			if !held || busy || grant.Generation != e.Generation {
 				t.w.fail("page %d generation %d is freed: held %v, open %v", i, e.Generation, held, busy)
@@ -62,6 +65,17 @@ func (t *track) hold(refs []kv.PageRef) func() {
 	}
 	count(1)
 	return func() { count(-1) }
+}
+
+// fresh checks that a page which was just granted, and not written yet, holds
+// nothing of another owner.
+func (t *track) fresh(r kv.PageRef, page []byte) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	owners := t.past[r.Index]
+	if owners[0] != owners[1] && bytes.Count(page, page[:1]) != len(page) {
+		t.w.fail("page %d generation %d comes to %s as %s left it", r.Index, r.Generation, owners[0].Short(), owners[1].Short())
+	}
 }
 
 // check compares the ledger with what the pool says.

@@ -61,6 +61,7 @@ type session struct {
 	in       *handoff.Inbound
 	closed   bool // given up
 	over     bool // refused, committed or given up
+	taken    bool // its sequence was
 	inflight int
 	early    *handoff.Manifest // the last preview that was taken
 	tainted  bool              // not every page came as it was
@@ -71,18 +72,27 @@ type session struct {
 // close gives up on the decode leg, wherever it lives.
 func (r *transfer) close() bool {
 	r.mu.Lock()
-	var ins []*handoff.Inbound
+	var open []*session
 	for _, s := range r.sessions {
 		if !s.life.dead() && !s.closed {
 			s.closed, s.over = true, true
-			ins = append(ins, s.in)
+			open = append(open, s)
 		}
 	}
 	r.mu.Unlock()
-	for _, in := range ins {
-		in.Close()
+	for _, s := range open {
+		s.in.Close()
+		r.mu.Lock()
+		taken := s.taken
+		r.mu.Unlock()
+		for _, ref := range kvtest.Refs(s.in.Extents()) {
+			info := s.life.pool.Page(ref.Index)
+			if !taken && info.Generation == ref.Generation && !info.State.Free() && info.State != kv.StateQuarantined && info.State != kv.StateScrubbing {
+				r.w.fail("page %d is %v after its transfer was given up", ref.Index, info.State)
+			}
+		}
 	}
-	return len(ins) > 0
+	return len(open) > 0
 }
 
 // each does something to the prefill legs that live.
