@@ -297,17 +297,18 @@ func (r *Rig) Receipts() []receipt.Receipt {
 // Close stops everything. It may be called on a rig that did not start.
 func (r *Rig) Close() error {
 	var errs []error
+	// While workers live, the server that they report to has callers.
+	for _, p := range []*Process{r.Prefill, r.Decode} {
+		if p != nil {
+			p.Kill()
+		}
+	}
 	for _, s := range r.servers {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		if s.Shutdown(ctx) != nil {
 			errs = append(errs, s.Close())
 		}
 		cancel()
-	}
-	for _, p := range []*Process{r.Prefill, r.Decode} {
-		if p != nil {
-			p.Kill()
-		}
 	}
 	if r.gateway != nil {
 		r.gateway.Wait()

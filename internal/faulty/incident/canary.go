@@ -75,7 +75,7 @@ func question(attacker, tokens int, marked bool) string {
 
 // ordinary is a short prompt of one of the others, of one of several lengths.
 func ordinary(tenant, n int) string {
-	return fmt.Sprintf("%stenant %02d asks question number %04d of many, and waits", strings.Repeat("well, then; ", n%5*4), tenant, n)
+	return fmt.Sprintf("%stenant %02d asks question number %04d of many, and waits", strings.Repeat("well, then; ", n/2%5*4), tenant, n)
 }
 
 // text is what everything that a tenant says is made of.

@@ -14,23 +14,14 @@ import (
 )
 
 // traffic fills the pages of a platform with canaries and then asks what prefill
-// rejects, each time after prompts of other tenants.
+// rejects, among prompts of other tenants.
 func (row *Row) traffic(ctx context.Context, r *rig.Rig, prompts int) error {
 	if err := row.canaries(ctx, r); err != nil {
 		return err
 	}
 	for i := range prompts {
-		var others sync.WaitGroup
-		var right [2]bool
-		for k := range right {
-			others.Go(func() {
-				tenant := firstOther + (2*i+k)%(tenants-firstOther)
-				right[k] = asMustBe(ctx, r, tenant, ordinary(tenant, i), 48)
-			})
-		}
-		others.Wait()
-		for _, ok := range right {
-			row.normal(ok)
+		if i%2 == 0 {
+			row.others(ctx, r, i)
 		}
 		// From the longest prompt that could be served at all down to the first
 		// that does not fit: each leaves the pages in front of its own end as the
@@ -63,6 +54,22 @@ func (row *Row) canaries(ctx context.Context, r *rig.Rig) error {
 		row.normal(asMustBe(ctx, r, k, prompt, end-1-len(prompt)))
 	}
 	return ctx.Err()
+}
+
+// others has two of the others ask at the same time.
+func (row *Row) others(ctx context.Context, r *rig.Rig, n int) {
+	var asking sync.WaitGroup
+	var right [2]bool
+	for k := range right {
+		asking.Go(func() {
+			tenant := firstOther + (n+k)%(tenants-firstOther)
+			right[k] = asMustBe(ctx, r, tenant, ordinary(tenant, n), 34)
+		})
+	}
+	asking.Wait()
+	for _, ok := range right {
+		row.normal(ok)
+	}
 }
 
 func (row *Row) normal(right bool) {
