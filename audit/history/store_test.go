@@ -3,6 +3,7 @@ package history_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
 	"testing"
 	"testing/synctest"
@@ -28,7 +29,7 @@ func record(t *testing.T, epoch id.Epoch, seed uint64) (blocks [][]byte, want ma
 			blocks = append(blocks, b...)
 			return uint64(len(blocks)), nil
 		}
-		w := history.NewWriter(epoch, time.Now, ship)
+		w := history.NewWriter(history.Options{Epoch: epoch, Now: time.Now, Log: slog.New(slog.DiscardHandler), Ship: ship})
 		pool := kvtest.Pool(t, kv.Config{Pages: 12, OnEvent: func(e kv.Event) {
 			w.Note(e)
 			for page := e.First; page < e.First+e.Count; page++ {
