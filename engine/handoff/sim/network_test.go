@@ -114,7 +114,7 @@ func (x *wire) ReadPages(ctx context.Context, transfer id.Transfer, secret fabri
 	b.step(d, x.r, "read begins")
 
 	faulty := fabrictest.Faulty{Reader: served{x, b}}
-	f := b.pick(4, readFaults...)
+	f := b.pick(8, readFaults...)
 	last := len(refs) - 1
 	if last == 0 && (f == wrongPage || f == swapPages) {
 		f = flipPage

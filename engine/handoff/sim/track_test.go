@@ -34,7 +34,7 @@ func (t *track) event(e kv.Event) {
 		switch e.Kind {
 		case kv.EventGrant:
 			if held || busy {
-				t.w.fail("page %d is granted to %s while %s has it", i, e.Owner.Short(), grant.Owner.Short())
+				t.w.fail("page %d is granted to %x while %x has it", i, e.Owner, grant.Owner)
 			}
 			t.held[i] = e
 			t.past[i] = [2]id.Owner{e.Owner, t.past[i][0]}
@@ -45,7 +45,7 @@ func (t *track) event(e kv.Event) {
 			delete(t.held, i)
 		case kv.EventSeal, kv.EventQuarantine:
 			if !held || grant.Generation != e.Generation || grant.Owner != e.Owner {
-				t.w.fail("%v of page %d generation %d, which %s holds", e.Kind, i, e.Generation, grant.Owner.Short())
+				t.w.fail("%v of page %d generation %d, which %x holds", e.Kind, i, e.Generation, grant.Owner)
 			}
 		}
 	}
@@ -74,7 +74,7 @@ func (t *track) fresh(r kv.PageRef, page []byte) {
 	defer t.mu.Unlock()
 	owners := t.past[r.Index]
 	if owners[0] != owners[1] && bytes.Count(page, page[:1]) != len(page) {
-		t.w.fail("page %d generation %d comes to %s as %s left it", r.Index, r.Generation, owners[0].Short(), owners[1].Short())
+		t.w.fail("page %d generation %d comes to %x as %x left it", r.Index, r.Generation, owners[0], owners[1])
 	}
 }
 

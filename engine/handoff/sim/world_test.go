@@ -41,7 +41,6 @@ type world struct {
 	decode   *slot
 
 	mu      sync.Mutex
-	failed  bool        // under mu
 	tally   *tally      // under mu
 	lives   []*life     // under mu; all that ever were
 	archive []archived  // under mu; manifests that were sent once
