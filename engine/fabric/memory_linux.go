@@ -114,7 +114,7 @@ func (c *Client) mapServer(ctx context.Context) (m *mapping, whyNot, err error) 
 func (c *Client) copyLent(ctx context.Context, m *mapping, transfer id.Transfer, secret Secret, refs []PageRef, into Sink) error {
 	req := appendLend(nil, m.id, readRequest{transfer: transfer, secret: secret, refs: refs})
 	return c.exchange(ctx, req, func(x *exchange) error {
-		size, err := readHead(x, len(refs), into)
+		size, err := readHead(x, x.conn, len(refs), into)
 		if err != nil {
 			return err
 		}

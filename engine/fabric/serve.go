@@ -16,6 +16,9 @@ import (
 const (
 	// maxConns bounds the connections of a server. A decode worker uses a few.
 	maxConns = 256
+	// hostBuffer is how much of a stream may wait in a socket whose ends are on
+	// one host; the kernel doubles it. It is what a system lets anybody have.
+	hostBuffer = 208 << 10
 	// idleTimeout closes a connection on which nothing is asked. Clients notice
 	// and dial again.
 	idleTimeout = 5 * time.Minute
@@ -61,12 +64,29 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		}
 		conns.Go(func() {
 			defer func() { <-slots }()
+			smallBuffer(c)
 			x := &line{Conn: c, now: s.now, grace: s.grace, hand: hand}
 			stop := context.AfterFunc(ctx, x.end)
 			defer stop()
 			defer x.hangUp()
 			s.serveConn(x)
 		})
+	}
+}
+
+// smallBuffer limits what waits between two processes of one host. Left to
+// itself TCP lets megabytes wait there, and what has waited that long has to come
+// from memory again; the default of a unix socket makes the two wait for each
+// other. To other hosts a buffer has to be as long as the way.
+func smallBuffer(c net.Conn) {
+	if t, ok := c.(interface{ NetConn() net.Conn }); ok {
+		c = t.NetConn()
+	}
+	if a, ok := c.RemoteAddr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
+		return
+	}
+	if b, ok := c.(interface{ SetWriteBuffer(bytes int) error }); ok {
+		_ = b.SetWriteBuffer(hostBuffer) // without it, everything works
 	}
 }
 

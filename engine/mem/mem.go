@@ -4,6 +4,7 @@ import (
 	"crypto/aes"
 	"crypto/cipher"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 )
@@ -100,19 +101,39 @@ func (k *Key) CopySum(dst, src []byte, index uint32, generation uint64) [SumByte
 	return h.Sum(index, generation)
 }
 
-// ReadSum fills dst from a stream and digests it on the way. The error is that
-// of the stream; io.ErrUnexpectedEOF if it ended early.
+// Source is a stream whose next bytes lie in memory already.
+type Source interface {
+	io.Reader
+	// Next returns the next bytes, which count as read then: n at most, whole
+	// lines only, and one at least. They are good until the next call of a
+	// method. n is a multiple of Line.
+	Next(n int) ([]byte, error)
+}
+
+// ReadSum fills dst from a stream and digests it on the way, in one pass if the
+// stream is a Source. The error is that of the stream; io.ErrUnexpectedEOF if it
+// ended early.
 func (k *Key) ReadSum(dst []byte, from io.Reader, index uint32, generation uint64) ([SumBytes]byte, error) {
 	h := k.hasher(len(dst))
+	source, direct := from.(Source)
 	for len(dst) > 0 {
 		n := min(len(dst), readBytes)
-		if _, err := io.ReadFull(from, dst[:n]); err != nil {
-			if err == io.EOF {
+		var err error
+		if direct {
+			var b []byte
+			if b, err = source.Next(len(dst)); err == nil {
+				n = len(b)
+				h.Copy(dst[:n], b)
+			}
+		} else if _, err = io.ReadFull(from, dst[:n]); err == nil {
+			h.Add(dst[:n])
+		}
+		if err != nil {
+			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
 			return [SumBytes]byte{}, fmt.Errorf("read a page: %w", err)
 		}
-		h.Add(dst[:n])
 		dst = dst[n:]
 	}
 	return h.Sum(index, generation), nil

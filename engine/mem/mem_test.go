@@ -332,6 +332,36 @@ func TestCopyAndWipe(t *testing.T) {
 	assert.True(t, bytes.Equal(dst, bytes.Repeat([]byte{3}, farBytes)))
 }
 
+// source gives random numbers of lines out of memory.
+type source struct {
+	bytes.Reader
+	rng *rand.Rand
+}
+
+func (s *source) Next(n int) ([]byte, error) {
+	b := make([]byte, min(n, (1+s.rng.IntN(100))*Line))
+	_, err := io.ReadFull(s, b)
+	return b, err
+}
+
+func TestReadSumOfASource(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, _ *level, k *Key) {
+		page := random(6, 368640)
+		s := &source{rng: rand.New(rand.NewPCG(5, 6))}
+		s.Reset(append(page, 1, 2, 3))
+		whole, dst := aligned(len(page), 0)
+		got, err := k.ReadSum(dst, s, 1, 2)
+		assert.NoError(t, err)
+		assert.Equal(t, got, k.Sum(1, 2, page))
+		checkOnly(t, whole, dst, page)
+		assert.Equal(t, s.Len(), 3)
+		s.Reset(page[:len(page)-Line])
+		_, err = k.ReadSum(dst, s, 1, 2)
+		assert.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	})
+}
+
 func TestReadSumFails(t *testing.T) {
 	t.Parallel()
 	k := NewKey(secret)

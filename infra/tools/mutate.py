@@ -146,6 +146,8 @@ FAULTS = [
      "if !h.forget(t) {", "if h.forget(t); false {", "./engine/fabric", "."),
     ("memory-for-other-users", "the other end may be another user", "engine/fabric/handover_linux.go",
      "own := os.Geteuid(); u != own {", "own := os.Geteuid(); u < own {", "./engine/fabric", "."),
+    ("window-not-wiped", "bytes of pages stay in the memory of a reader", "engine/fabric/window.go",
+     "clear(v.buf)", "_ = v", "./engine/fabric", "Window"),
     ("unmapped-under-a-copy", "a client that is closed unmaps what a read copies", "engine/fabric/memory_linux.go",
      "if m.users--; m.users > 0 {", "if m.users--; m.users > 1 {", "./engine/fabric", "CloseDuringACopy"),
 ]
