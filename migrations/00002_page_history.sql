@@ -8,6 +8,8 @@ CREATE TABLE page_history (
     number    bigint NOT NULL CHECK (number > 0),
     first_seq bigint NOT NULL CHECK (first_seq > 0),
     last_seq  bigint NOT NULL CHECK (last_seq >= first_seq),
+    -- The highest generation granted up to the end of the block.
+    granted   bigint NOT NULL CHECK (granted >= 0),
     -- Null in a gap.
     first_at  timestamptz,
     last_at   timestamptz,
@@ -23,6 +25,8 @@ CREATE TABLE page_history (
 -- The chain does not fork, and a sequence number is in one block.
 CREATE UNIQUE INDEX page_history_chain ON page_history (epoch, prev);
 CREATE UNIQUE INDEX page_history_seq ON page_history (epoch, first_seq);
-CREATE INDEX page_history_pages ON page_history (epoch, min_page, max_page);
+-- Where a generation was granted, and where a moment is.
+CREATE INDEX page_history_granted ON page_history (epoch, granted, number);
+CREATE INDEX page_history_time ON page_history (epoch, last_at, number);
 
 GRANT SELECT, INSERT ON page_history TO bulkhead_settle;

@@ -29,7 +29,7 @@ func record(t *testing.T, epoch id.Epoch, seed uint64) (blocks [][]byte, want ma
 			blocks = append(blocks, b...)
 			return uint64(len(blocks)), nil
 		}
-		w := history.NewWriter(history.Options{Epoch: epoch, Now: time.Now, Log: slog.New(slog.DiscardHandler), Ship: ship})
+		w := history.NewWriter(history.Options{Epoch: epoch, Now: time.Now, Ship: ship, Log: slog.New(slog.DiscardHandler)})
 		pool := kvtest.Pool(t, kv.Config{Pages: 12, OnEvent: func(e kv.Event) {
 			w.Note(e)
 			for page := e.First; page < e.First+e.Count; page++ {
@@ -55,20 +55,25 @@ func record(t *testing.T, epoch id.Epoch, seed uint64) (blocks [][]byte, want ma
 	return blocks, want
 }
 
+// note is how a reader of the events alone keeps track of a page.
 func note(want map[uint32][]audit.Tenure, page uint32, e kv.Event, at time.Time) {
-	if e.Kind == kv.EventGrant {
-		want[page] = append(want[page], audit.Tenure{Generation: e.Generation, Owner: e.Owner, Lease: e.Lease, Granted: at})
-		return
+	if n := len(want[page]); n == 0 || want[page][n-1].Generation != e.Generation {
+		want[page] = append(want[page], audit.Tenure{Generation: e.Generation, Owner: e.Owner, Lease: e.Lease, FirstSeq: e.Seq})
 	}
 	t := &want[page][len(want[page])-1]
-	switch e.Kind {
-	case kv.EventScrub:
+	t.LastSeq = e.Seq
+	switch {
+	case e.Kind == kv.EventGrant:
+		t.Granted = at
+	case e.Kind == kv.EventScrub && e.Method == kv.Ahead:
+		t.Ahead = at
+	case e.Kind == kv.EventScrub:
 		t.AtGrant = at
-	case kv.EventSeal:
+	case e.Kind == kv.EventSeal:
 		t.LastWrite = at
-	case kv.EventQuarantine:
+	case e.Kind == kv.EventQuarantine:
 		t.Quarantined, t.Reason = at, e.Reason
-	case kv.EventFree, kv.EventClear:
+	case e.Kind == kv.EventFree || e.Kind == kv.EventClear:
 		t.Freed = at
 	}
 }

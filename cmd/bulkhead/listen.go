@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"connectrpc.com/connect"
+
 	"bulkhead.dev/audit"
 	"bulkhead.dev/audit/settle"
 	"bulkhead.dev/engine/pool"
@@ -150,7 +152,7 @@ func (p *platform) serveRegistration(address string, mine peer.Credentials) erro
 		return err
 	}
 	mux := http.NewServeMux()
-	mux.Handle(poolv1connect.NewRegistrationServiceHandler(p.registry))
+	mux.Handle(poolv1connect.NewRegistrationServiceHandler(p.registry, connect.WithReadMaxBytes(pool.MaxMessage)))
 	s := httpx.NewServer(peer.Middleware(mux), httpx.ServerOptions{TLS: config, Log: p.log})
 	p.servers = append(p.servers, &server{http: s, l: l, tls: true})
 	p.onClose(func() error { return closed(l.Close()) })

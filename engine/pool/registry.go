@@ -34,6 +34,9 @@ const (
 	// maxGone bounds the memory of epochs that must not come back. At a restart
 	// a second it is some hours; the certificate of an epoch lives no longer.
 	maxGone = 1 << 14
+	// MaxMessage is how large a message to the registration service may be: a
+	// delivery of page history and what names its blocks.
+	MaxMessage = history.MaxDelivery + 64<<10
 )
 
 // ErrEpoch means that a worker claimed an epoch that is not its own, or one
@@ -177,6 +180,9 @@ func (r *Registry) AppendHistory(ctx context.Context, req *poolv1.AppendHistoryR
 	epoch, _, ok := r.opts.Identity(ctx)
 	if claimed, err := id.FromBytes[id.Epoch](req.GetEpoch()); !ok || err != nil || claimed != epoch {
 		return nil, connect.NewError(connect.CodePermissionDenied, ErrEpoch)
+	}
+	if n := len(req.GetBlocks()); n > history.MaxPending {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%d blocks of page history at once", n))
 	}
 	stored, err := r.opts.History(ctx, epoch, req.GetBlocks())
 	switch {

@@ -12,6 +12,7 @@ import (
 	"connectrpc.com/connect"
 	"go.uber.org/goleak"
 
+	"bulkhead.dev/engine/history"
 	"bulkhead.dev/engine/pool"
 	"bulkhead.dev/infra/apperr"
 	"bulkhead.dev/infra/assert"
@@ -34,6 +35,9 @@ type bundle struct {
 	mu   sync.Mutex
 	now  time.Time
 	came []string
+	// What the store of page history was asked for, and what it says.
+	stored  []id.Epoch
+	history error
 }
 
 func (b *bundle) advance(d time.Duration) {
@@ -63,6 +67,10 @@ func setup(t *testing.T) *bundle {
 				return errors.New("the pool is smaller than the window")
 			}
 			return nil
+		},
+		History: func(_ context.Context, e id.Epoch, blocks [][]byte) (uint64, error) {
+			b.stored = append(b.stored, e)
+			return uint64(len(blocks)), b.history
 		},
 		Changed: func(w *pool.Worker, gone bool) {
 			b.mu.Lock()
@@ -206,4 +214,47 @@ func TestWaitReadyEnds(t *testing.T) {
 	b.register(t, pool.Prefill, 64)
 	b.register(t, pool.Decode, 64)
 	assert.NoError(t, <-done)
+}
+
+// A worker writes its own history and no other; what does not fit is not the same
+// as what cannot be stored now, and neither tells why to a worker.
+func TestAppendHistory(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	mine, other := id.NewEpoch(time.Now()), id.NewEpoch(time.Now())
+	ask := func(ctx context.Context, epoch []byte, blocks int) (uint64, connect.Code) {
+		resp, err := b.AppendHistory(ctx, &poolv1.AppendHistoryRequest{Epoch: epoch, Blocks: make([][]byte, blocks)})
+		if err != nil {
+			assert.False(t, strings.Contains(err.Error(), "SECRET"))
+			return 0, connect.CodeOf(err)
+		}
+		return resp.GetStored(), 0
+	}
+	for name, c := range map[string]struct {
+		ctx   context.Context
+		epoch []byte
+	}{
+		"of another worker": {as(mine, pool.Decode), other[:]},
+		"by nobody":         {t.Context(), mine[:]},
+		"of no epoch":       {as(mine, pool.Decode), mine[:15]},
+		"of none at all":    {as(mine, pool.Decode), nil},
+	} {
+		if _, code := ask(c.ctx, c.epoch, 1); code != connect.CodePermissionDenied {
+			t.Errorf("%s: %v", name, code)
+		}
+	}
+	_, code := ask(as(mine, pool.Decode), mine[:], history.MaxPending+1)
+	assert.Equal(t, code, connect.CodeInvalidArgument)
+	assert.Equal(t, len(b.stored), 0)
+
+	n, code := ask(as(mine, pool.Decode), mine[:], history.MaxPending)
+	assert.Equal(t, code, 0)
+	assert.Equal(t, n, uint64(history.MaxPending))
+	assert.Equal(t, b.stored, []id.Epoch{mine})
+	b.history = errors.New("SECRET")
+	_, code = ask(as(mine, pool.Decode), mine[:], 1)
+	assert.Equal(t, code, connect.CodeUnavailable)
+	b.history = history.ErrBlock
+	_, code = ask(as(mine, pool.Decode), mine[:], 1)
+	assert.Equal(t, code, connect.CodeFailedPrecondition)
 }

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"connectrpc.com/connect"
+
 	"bulkhead.dev/audit/receipt"
 	"bulkhead.dev/audit/settle"
 	"bulkhead.dev/engine/history"
@@ -197,6 +199,9 @@ func (r *Rig) history(_ context.Context, epoch id.Epoch, blocks [][]byte) (uint6
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, b := range blocks {
+		if h, err := history.DecodeHeader(b); err == nil && h.Number <= r.links[epoch].Number {
+			continue // delivered before, but the answer was lost
+		}
 		_, next, err := r.links[epoch].Next(epoch, b)
 		if err != nil {
 			return 0, err
@@ -216,7 +221,7 @@ func (r *Rig) serveRegistration(mine peer.Credentials) error {
 		return fmt.Errorf("listen for workers: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle(poolv1connect.NewRegistrationServiceHandler(r.Registry))
+	mux.Handle(poolv1connect.NewRegistrationServiceHandler(r.Registry, connect.WithReadMaxBytes(pool.MaxMessage)))
 	s := httpx.NewServer(peer.Middleware(mux), httpx.ServerOptions{TLS: conf, Log: quiet})
 	r.serve(s, func() error { return s.ServeTLS(l, "", "") })
 	return nil
