@@ -167,12 +167,25 @@ func TestSilentWorkerGetsNothing(t *testing.T) {
 	assert.True(t, err != nil)
 }
 
+// Whichever leg it is and in whatever order they are asked: the least decides.
 func TestEffectiveContextIsTheLeast(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	b.register(t, pool.Prefill, 64)
-	b.register(t, pool.Decode, 1000)
-	assert.Equal(t, b.EffectiveContext([32]byte{}), 1024)
+	for _, least := range []pool.Role{pool.Prefill, pool.Decode} {
+		b := setup(t)
+		b.register(t, pool.Prefill, 64)
+		b.register(t, pool.Decode, 1000)
+		assert.Equal(t, b.EffectiveContext([32]byte{}), 1024)
+		e := id.NewEpoch(time.Now())
+		r := request(e, least, 64)
+		r.ContextWindow = 512
+		_, err := b.Register(as(e, least), r)
+		assert.NoError(t, err)
+		for range 20 { // workers are asked in any order
+			assert.Equal(t, b.EffectiveContext([32]byte{}), 512)
+		}
+		b.Lost(e)
+		assert.Equal(t, b.EffectiveContext([32]byte{}), 1024)
+	}
 }
 
 func TestRegisterRefuses(t *testing.T) {

@@ -295,6 +295,38 @@ func TestNoSuccessWithoutEvidence(t *testing.T) {
 }
 
 // What is refused before admission touches no worker and leaves no receipt.
+// narrow is a pool whose legs hold less than the window of the model.
+type narrow struct{ Workers }
+
+func (narrow) EffectiveContext([32]byte) int { return 100 }
+
+// What the legs hold decides, not the window that the model was made for, up to
+// the last token.
+func TestWhatLegsHoldDecides(t *testing.T) {
+	t.Parallel()
+	generate := func(prompt string, out int) error {
+		b := setup(t, script{})
+		b.Pool = narrow{b.Pool}
+		r := request()
+		r.Messages[0].Content, r.MaxTokens = prompt, out
+		s, err := b.Generate(t.Context(), principal(), r)
+		if s != nil {
+			s.Close()
+		}
+		if err != nil {
+			assert.Equal(t, len(b.intents)+len(b.receipts)+b.calls, 0)
+		}
+		return err
+	}
+	long := strings.Repeat("x", 90) // and the marks of a turn
+	for _, err := range []error{generate(long, 1), generate(long, 0), generate("x", 100), generate(strings.Repeat("x", 900_000), 1)} {
+		e := assert.ErrorAs[*apperr.Error](t, err)
+		assert.Equal(t, e.Code, "context_length_exceeded")
+		assert.True(t, strings.Contains(e.Message, "100"))
+	}
+	assert.NoError(t, generate("x", 20))
+}
+
 func TestRefusedBeforeAdmission(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
