@@ -14,7 +14,7 @@ var alone = map[Wall]string{
 	Registration: "The pool holds less than the window and is not let in: no platform, no leak.",
 	Edge:         "The edge knows the least that any leg can hold and refuses before a page is touched.",
 	Rejection:    "A real prefill worker has no form in which a rejected prompt could go on.",
-	Manifest:     "Decode is offered one position of other tokens in place of the prompt, and refuses.",
+	Manifest:     "Decode is offered one position in place of the whole prompt, and refuses.",
 	Scrub:        "Decode answers out of pages that were wiped: nonsense, but nobody's.",
 	Counts:       "The gateway compares its own count with those of the legs, and withholds the answer.",
 	Recompute:    "Decode computes the last position again; over wrong pages it differs. A stream has its status 200 by then, but no text.",
@@ -34,7 +34,7 @@ func (row Row) Explanation() string {
 	case len(row.Up) == 1:
 		return alone[row.Up[0]]
 	}
-	return "A faulty worker in a real platform. The first wall on the way that can see it does."
+	return "A faulty worker in a real platform. The first wall on the way that can see it stops it."
 }
 
 // Header is the head of the table for a cause, which Line continues.
