@@ -157,7 +157,7 @@ func TestLeaked(t *testing.T) {
 // that the pool holds: what fits is answered, everything else is refused, and
 // nothing of anybody else is in it.
 func TestBoundaries(t *testing.T) {
-	ctx := within(t, time.Minute)
+	ctx := within(t, 3*time.Minute)
 	r, err := rig.Start(ctx, rig.Options{
 		Model: copyModel(t), Tenants: tenants,
 		Prefill: func(b *worker.Boot) { b.Pages, b.Window = PoolPages, PoolSize },
@@ -202,7 +202,7 @@ func TestBoundaries(t *testing.T) {
 // With all walls down, the longest prompt that the pool holds is still answered
 // as it must be, and the next longer one with the text of another tenant.
 func TestFirstPromptThatLeaks(t *testing.T) {
-	ctx := within(t, time.Minute)
+	ctx := within(t, 3*time.Minute)
 	c := Case{}
 	assert.NoError(t, walls.TakeDown(c.down()))
 	defer func() { assert.NoError(t, walls.TakeDown("")) }()
@@ -229,7 +229,7 @@ func TestFirstPromptThatLeaks(t *testing.T) {
 // the letter that the stale page happens to have there passes. In a model of
 // two layers it does not, which the matrix shows.
 func TestRecomputeNeedsTwoLayers(t *testing.T) {
-	row, err := Run(within(t, time.Minute), write(t, synth.CopyModel(Window)), Case{Up: []Wall{Recompute}}, 3, nil)
+	row, err := Run(within(t, 3*time.Minute), write(t, synth.CopyModel(Window)), Case{Up: []Wall{Recompute}}, 3, nil)
 	assert.NoError(t, err)
 	assert.Equal(t, row.Leaks, 3)
 	assert.Equal(t, row.Found, 3) // the receipts show them all the same
