@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -29,7 +30,8 @@ var (
 )
 
 // Arm sets points, each "name=action" or "name=action@n" for the n-th time that
-// the point is passed (1 is the first). Actions are kill, stop, and fail.
+// the point is passed (1 is the first). Actions are kill, stop, exit, fail, and
+// reset, which breaks every TCP connection of the process.
 func Arm(specs []string) error {
 	mu.Lock()
 	defer mu.Unlock()
@@ -43,7 +45,7 @@ func Arm(specs []string) error {
 				return fmt.Errorf("failpoint %q: %w", s, err)
 			}
 		}
-		if !ok || n < 1 || action != "kill" && action != "stop" && action != "fail" {
+		if !ok || n < 1 || !slices.Contains([]string{"kill", "stop", "exit", "fail", "reset"}, action) {
 			return fmt.Errorf("failpoint %q is not name=action@n", s)
 		}
 		points[name] = &armed{action, n}
@@ -71,6 +73,30 @@ func Hit(name string) error {
 	case "stop":
 		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
 		return nil
+	case "exit":
+		os.Exit(1)
+	case "reset":
+		reset()
+		return nil
 	}
 	return ErrFailed
+}
+
+// reset shuts the TCP connections of the process down, in both directions.
+func reset() {
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		panic(err)
+	}
+	for _, f := range fds {
+		fd, err := strconv.Atoi(f.Name())
+		if err != nil {
+			continue
+		}
+		if peer, err := syscall.Getpeername(fd); err == nil {
+			if _, tcp := peer.(*syscall.SockaddrInet4); tcp {
+				_ = syscall.Shutdown(fd, syscall.SHUT_RDWR)
+			}
+		}
+	}
 }
