@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"math"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -370,17 +372,70 @@ func TestDecodeNextHonoursContext(t *testing.T) {
 	assert.Equal(t, len(ids), 3)
 }
 
-// What a run computed with is overwritten when it ends.
+// What a run computed with is overwritten when it ends, however it does: the
+// logits, the keys and values taken as proof, the ids drawn so far, the text
+// that is held back.
 func TestDecodeOverwritesBuffers(t *testing.T) {
 	t.Parallel()
-	l := startDecode(t, func(o *DecodeOptions) { o.Mailbox = 1; o.SlowLimit = time.Hour })
-	r := l.start(t, owner(1), prompt(20, 1), 10)
-	d, err := r.Next(t.Context())
-	assert.NoError(t, err)
-	assert.Equal(t, len(d.IDs), 1)
-	logits := r.logits // owned by the loop, looked at only after done
-	r.Close()
-	for _, v := range logits {
-		assert.Equal(t, v, 0)
+	for name, c := range map[string]struct {
+		max   int
+		spoil int // position whose value differs from what was pulled; 0 is none
+		leave bool
+		want  error
+	}{
+		"finished":     {max: 3, want: io.EOF},
+		"canceled":     {max: 10, leave: true, want: ErrCanceled},
+		"proof fails":  {max: 10, spoil: 7, want: ErrRecompute},
+		"left at once": {max: 10, want: ErrCanceled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := startDecode(t, func(o *DecodeOptions) { o.Mailbox = 1; o.SlowLimit = time.Hour })
+			runs := make(chan *Run, 1)
+			var buffers [][]byte // of the loop until the run is done
+			var logits []float32
+			take := sync.OnceFunc(func() { // in the first pass
+				r := <-runs
+				buffers, logits = append(buffers, r.proof), r.logits
+				if name == "left at once" {
+					r.canceled.Store(true)
+				}
+			})
+			l.model.before = func([]compute.Span) error { take(); return nil }
+			l.model.spoil = func(pos int, sum float32) float32 {
+				if c.spoil > 0 && pos == c.spoil {
+					return sum + 1
+				}
+				return sum
+			}
+			p := prompt(20, 1)
+			r, err := l.Start(Request{
+				Committed: l.commit(t, owner(1), p, c.max), LastToken: p[19], MaxOutput: c.max,
+				Params: sample.Params{Temperature: 1, TopP: 1, FrequencyPenalty: 1}, Stops: []string{"ABSENT"},
+			})
+			assert.NoError(t, err)
+			t.Cleanup(r.Close)
+			sampler, stop := r.sampler, r.stop
+			runs <- r
+			if c.want == io.EOF || name == "canceled" {
+				d, err := r.Next(t.Context())
+				assert.NoError(t, err)
+				assert.Equal(t, len(d.IDs), 1)
+			}
+			if c.leave {
+				r.Close()
+			}
+			_, _, err = drain(t.Context(), r)
+			assert.ErrorIs(t, err, c.want)
+			<-r.done
+			assert.Equal(t, len(buffers[0]), geometry.TokenBytes())
+			assert.False(t, slices.ContainsFunc(buffers[0], func(b byte) bool { return b != 0 }))
+			assert.Equal(t, len(logits), fakeVocab)
+			assert.False(t, slices.ContainsFunc(logits, func(f float32) bool { return f != 0 }))
+			_, err = sampler.Next(make([]float32, fakeVocab))
+			assert.ErrorIs(t, err, sample.ErrClosed) // which overwrites, see there
+			assert.True(t, stop.Stopped())
+			assert.True(t, r.input == [1]int32{} && r.seq == nil && r.text == nil && r.logits == nil && r.proof == nil)
+		})
 	}
 }

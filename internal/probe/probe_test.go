@@ -272,16 +272,18 @@ func patterns(t *testing.T, path, kvType string, ids []int32) (p *probe.Patterns
 	// The template begins every prompt alike; what follows on the text of the
 	// tenant is its own.
 	const own = 3
-	for n, ref := range kvtest.Refs(sealed.Extents())[:len(ids)/kv.PageTokens] {
+	for n, ref := range kvtest.Refs(sealed.Extents()) {
 		if n < own {
 			continue
 		}
+		// The last position is the one that decode computes again and compares.
+		written := min(kv.PageTokens, len(ids)-n*kv.PageTokens)
 		assert.NoError(t, sealed.View(ref, func(page []byte) error {
 			// The first layer depends on the token alone, which others use as well.
 			// Of a deep model some layers will do.
 			for l := 1; l < g.Layers; l += max(1, g.Layers/4) {
 				for h := range g.KVHeads {
-					for tok := range kv.PageTokens {
+					for tok := range written {
 						pos := n*kv.PageTokens + tok
 						keep(page[g.VIndex(l, h, tok, 0)*w:], "values of position %d, layer %d, head %d", pos, l, h)
 						var row []byte
@@ -293,6 +295,9 @@ func patterns(t *testing.T, path, kvType string, ids []int32) (p *probe.Patterns
 						if dtype == kv.F16 {
 							computed = append(computed, rest{name + ", in 32 bits", widened(row)})
 						}
+					}
+					if written < kv.PageTokens {
+						continue // decoding goes on in these rows
 					}
 					for d := range g.HeadDim {
 						keep(page[g.KIndex(l, h, d, 0)*w:], "keys of page %d, layer %d, head %d, dim %d", n, l, h, d)
