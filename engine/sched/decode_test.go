@@ -385,6 +385,7 @@ func TestDecodeOverwritesBuffers(t *testing.T) {
 	}{
 		"finished":     {max: 3, want: io.EOF},
 		"canceled":     {max: 10, leave: true, want: ErrCanceled},
+		"pass fails":   {max: 10, want: ErrModel},
 		"proof fails":  {max: 10, spoil: 7, want: ErrRecompute},
 		"left at once": {max: 10, want: ErrCanceled},
 	} {
@@ -401,7 +402,13 @@ func TestDecodeOverwritesBuffers(t *testing.T) {
 					r.canceled.Store(true)
 				}
 			})
-			l.model.before = func([]compute.Span) error { take(); return nil }
+			l.model.before = func([]compute.Span) error {
+				take()
+				if name == "pass fails" {
+					return errors.New("no")
+				}
+				return nil
+			}
 			l.model.spoil = func(pos int, sum float32) float32 {
 				if c.spoil > 0 && pos == c.spoil {
 					return sum + 1
