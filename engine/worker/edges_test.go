@@ -7,12 +7,14 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
 	"golang.org/x/sync/errgroup"
 
+	"bulkhead.dev/engine/compute"
 	"bulkhead.dev/engine/history"
 	"bulkhead.dev/engine/kv"
 	"bulkhead.dev/engine/sched"
@@ -85,6 +87,38 @@ func TestFirstEventFails(t *testing.T) {
 	// The transfer is over for whoever offers it now.
 	_, err = c.decode.leg.receiver.Pull(t.Context(), p.transfer, nil)
 	assert.Equal(t, reasonOf(err), Reason("replay"))
+}
+
+// The ids of a prompt are overwritten when its call ends, well or not.
+func TestIDsOfAPromptAreOverwritten(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, "")
+	c.pair(nil)
+	for _, fails := range []bool{false, true} {
+		var mu sync.Mutex
+		var used [][]int32
+		passes := 0
+		c.prefill.hook.set(func(next func([]compute.Span) error, spans []compute.Span) error {
+			mu.Lock()
+			defer mu.Unlock()
+			used = append(used, spans[0].Tokens)
+			if passes++; fails && passes == 2 {
+				return errors.New("no")
+			}
+			return next(spans)
+		})
+		p := prompt(80, 1)
+		o := c.do(t.Context(), c.job(1, p, 5), nil)
+		assert.Equal(t, o.reasons()[0] != "", fails)
+		c.restored()
+		mu.Lock()
+		assert.True(t, len(used) >= 2)
+		for i, ids := range used {
+			assert.Equal(t, len(ids), min(32, 80-32*i))
+			assert.Equal(t, ids, make([]int32, len(ids)))
+		}
+		mu.Unlock()
+	}
 }
 
 // lyingDecode acknowledges what it likes.

@@ -202,6 +202,50 @@ func TestWholeAnswer(t *testing.T) {
 	assert.Equal(t, f.closed, 2)
 }
 
+// Encoders and buffers are shared by all requests of the process. What an answer
+// holds does not depend on what was answered before or is answered beside it: it
+// is the same to the byte, and nothing of another tenant is in it.
+func TestAnswersShareNothing(t *testing.T) {
+	t.Parallel()
+	const canary = "canary-7f3a9c1e"
+	mine := serve(t, &fake{pieces: []string{"He", "llo"}})
+	bodies := []string{hello + "}", hello + `,"stream":true}`, hello + `,"stream":true,"stream_options":{"include_usage":true}}`, `{"model":"none"}`}
+	ask := func(ts *httptest.Server, body string) string {
+		res, text := post(t, ts, "/v1/chat/completions", body)
+		return strings.ReplaceAll(golden(res, text), ": keep-alive\n\n", "")
+	}
+	want := make([]string, len(bodies))
+	for i, b := range bodies {
+		want[i] = ask(mine, b)
+	}
+	// Another tenant, with answers and errors that are shorter and much longer.
+	var wg sync.WaitGroup
+	for _, n := range []int{1, 5, 200, 4000} {
+		text := strings.Repeat(canary, n)
+		theirs := serve(t, &fake{pieces: []string{text, text}})
+		broken := serve(t, &fake{pieces: []string{text}, next: apperr.New(apperr.Unavailable, "worker_lost", "%s", text)})
+		wg.Go(func() {
+			for i := range 12 {
+				if b := bodies[i%3]; !strings.Contains(ask(theirs, b), canary) || !strings.Contains(ask(broken, b), canary) {
+					t.Error("the other tenant does not get its own text")
+				}
+				ask(theirs, `{"model":"`+canary+`","messages":"`+canary+`"}`)
+			}
+		})
+	}
+	for range 3 {
+		wg.Go(func() {
+			for i := range 60 {
+				got := ask(mine, bodies[i%len(bodies)])
+				if got != want[i%len(bodies)] || strings.Contains(got, canary[:6]) {
+					t.Errorf("the answer is %q, want %q", got, want[i%len(bodies)])
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
 // golden replaces what differs between runs.
 func golden(res *http.Response, body string) string {
 	return strings.ReplaceAll(body, res.Header.Get("X-Request-Id")[4:], "ID")
