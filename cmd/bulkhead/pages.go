@@ -19,7 +19,7 @@ import (
 type pagesCmd struct {
 	remote
 	Worker string `help:"Only workers whose role or epoch begins so."`
-	State  string `help:"Only pages in this state: clean, dirty, scrubbing, granted, filling, reading, sealed or quarantined."`
+	State  string `enum:",clean,dirty,scrubbing,granted,filling,reading,sealed,quarantined" default:"" help:"Only pages in this state: clean, dirty, scrubbing, granted, filling, reading, sealed or quarantined."`
 	Owner  string `help:"Only pages of the owner whose tag begins so."`
 	JSON   bool   `help:"Print JSON."`
 }
@@ -38,23 +38,21 @@ func (c *pagesCmd) Run(ctx context.Context, e *env) error {
 	res.Workers = slices.DeleteFunc(res.Workers, func(w *operationsv1.WorkerPages) bool {
 		return !strings.HasPrefix(w.GetRole(), c.Worker) && !strings.HasPrefix(w.GetEpoch(), c.Worker)
 	})
-	totals := make([]string, len(res.GetWorkers()))
-	for i, w := range res.GetWorkers() {
-		totals[i] = total(w)
+	for _, w := range res.GetWorkers() {
 		w.Runs = slices.DeleteFunc(w.Runs, func(r *operationsv1.PageRun) bool {
 			return c.State != "" && r.GetState() != c.State || !strings.HasPrefix(r.GetOwner(), c.Owner)
 		})
 	}
 	if c.JSON {
-		b, err := protojson.MarshalOptions{Multiline: true}.Marshal(res)
+		b, err := protojson.MarshalOptions{Multiline: true, EmitDefaultValues: true}.Marshal(res)
 		if err != nil {
 			return fmt.Errorf("encode the answer: %w", err)
 		}
 		fmt.Fprintln(e.stdout, string(b))
 		return nil
 	}
-	for i, w := range res.GetWorkers() {
-		fmt.Fprintf(e.stdout, "%s %s: %s\n", w.GetRole(), w.GetEpoch(), totals[i])
+	for _, w := range res.GetWorkers() {
+		fmt.Fprintf(e.stdout, "%s %s: %s\n", w.GetRole(), w.GetEpoch(), total(w))
 		c.table(e, w)
 	}
 	return nil
@@ -66,20 +64,15 @@ func total(w *operationsv1.WorkerPages) string {
 		return w.GetError()
 	}
 	pages := uint32(0)
-	states, owners := map[string]uint32{}, map[string]uint32{}
-	for _, r := range w.GetRuns() {
-		pages += r.GetCount()
-		states[r.GetState()] += r.GetCount()
-		if r.GetReferences() > 0 || r.GetState() == "quarantined" {
-			owners[r.GetOwner()] += r.GetCount()
-		}
+	for _, n := range w.GetStates() {
+		pages += n
 	}
-	out := fmt.Sprintf("%d pages of %d tokens; %s", pages, w.GetPageTokens(), counts(states))
+	out := fmt.Sprintf("%d pages of %d tokens; %s", pages, w.GetPageTokens(), counts(w.GetStates()))
 	if w.GetMaxQuarantine() > 0 {
 		out += fmt.Sprintf("; at most %d in quarantine", w.GetMaxQuarantine())
 	}
-	if len(owners) > 0 {
-		out += "; held by " + counts(owners)
+	if len(w.GetOwners()) > 0 {
+		out += "; held by " + counts(w.GetOwners())
 	}
 	return out
 }
@@ -102,14 +95,14 @@ func (c *pagesCmd) table(e *env, w *operationsv1.WorkerPages) {
 		return
 	}
 	t := tabwriter.NewWriter(e.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "  PAGES\tSTATE\tOWNER\tLEASE\tGENERATION\tAGE\tREFS\tREADERS\tWRITERS\tREASON")
+	fmt.Fprintln(t, "  PAGES\tSTATE\tOWNER\tLEASE\tGENERATION\tAGE\tREFS\tREADERS\tWRITERS\tSCRUBS\tREASON")
 	for _, r := range w.GetRuns() {
 		pages := fmt.Sprint(r.GetFirst())
 		if r.GetCount() > 1 {
 			pages += fmt.Sprintf("-%d", r.GetFirst()+r.GetCount()-1)
 		}
-		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%d\t%v\t%d\t%d\t%d\t%s\n", pages, r.GetState(), r.GetOwner(), r.GetLease(), r.GetGeneration(),
-			time.Since(r.GetSince().AsTime()).Round(time.Millisecond), r.GetReferences(), r.GetReaders(), r.GetWriters(), r.GetReason())
+		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%d\t%v\t%d\t%d\t%d\t%d\t%s\n", pages, r.GetState(), r.GetOwner(), r.GetLease(), r.GetGeneration(),
+			time.Since(r.GetSince().AsTime()).Round(time.Millisecond), r.GetReferences(), r.GetReaders(), r.GetWriters(), r.GetScrubs(), r.GetReason())
 	}
 	_ = t.Flush()
 }

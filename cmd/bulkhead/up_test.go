@@ -3,6 +3,7 @@ package main_test
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -278,10 +279,40 @@ func TestPages(t *testing.T) {
 		t.Fatal(errs)
 	}
 	assert.True(t, strings.Count(out, `"epoch"`) == 2 && strings.Contains(out, `"sealed"`) && strings.Contains(out, owner))
+	// Totals are of the whole pool, whatever is left out.
+	var shown struct {
+		Workers []struct {
+			Role           string
+			States, Owners map[string]int
+			Runs           []struct {
+				First               *int
+				State, Owner, Lease string
+			}
+		}
+	}
+	assert.NoError(t, json.Unmarshal([]byte(out), &shown))
+	for _, w := range shown.Workers {
+		assert.True(t, w.Owners[owner] > 0 && len(w.States) > 1)
+		for _, run := range w.Runs {
+			assert.True(t, run.First != nil && run.Owner == owner && (run.Lease == "" || len(run.Lease) == len(owner)))
+		}
+	}
+	_, errs, err = command(t, operator, "pages", "--state", "full")
+	assert.True(t, err != nil && strings.Contains(errs, "quarantined"))
 	_ = res.Body.Close()
 	eventually(t, "decode holds nothing", func() bool {
-		out, _, err := command(t, operator, "pages", "--worker", "decode")
-		return err == nil && !strings.Contains(out, "held by")
+		out, _, err := command(t, operator, "pages", "--worker", "decode", "--json")
+		shown.Workers = nil
+		if err != nil || json.Unmarshal([]byte(out), &shown) != nil || len(shown.Workers) != 1 {
+			return false
+		}
+		w := shown.Workers[0]
+		free := 0
+		for _, s := range []string{"clean", "dirty", "scrubbing"} {
+			free += w.States[s]
+			delete(w.States, s)
+		}
+		return free > 0 && len(w.States) == 0 && len(w.Owners) == 0
 	})
 	_, errs, err = r.bulkhead(t, "pages")
 	assert.True(t, err != nil && strings.Contains(errs, "platform:admin"))

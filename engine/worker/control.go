@@ -35,6 +35,7 @@ func (c control) Pages(ctx context.Context, _ *workerv1.PagesRequest) (*workerv1
 		run := &workerv1.PageRun{
 			First: r.First, Count: r.Count, State: r.State.String(), Owner: r.Owner[:], Lease: r.Lease[:], Generation: r.Generation,
 			SinceUs: r.Since.UnixMicro(), References: uint32(r.Refs), Readers: uint32(r.Readers), Writers: uint32(r.Writers),
+			Scrubs: uint64(r.Scrubs),
 		}
 		if r.State == kv.StateQuarantined {
 			run.Reason = r.Reason.String()

@@ -226,6 +226,9 @@ func TestUnauthorisedPeers(t *testing.T) {
 		case "prefill":
 			_, err := workerv1connect.NewPrefillServiceClient(hc, peer.BaseURL).Prefill(t.Context(), j.prefill)
 			return err
+		case "pages":
+			_, err := workerv1connect.NewControlServiceClient(hc, peer.BaseURL).Pages(t.Context(), &workerv1.PagesRequest{})
+			return err
 		}
 		_, err := workerv1connect.NewControlServiceClient(hc, peer.BaseURL).Drain(t.Context(), &workerv1.DrainRequest{})
 		return err
@@ -240,6 +243,9 @@ func TestUnauthorisedPeers(t *testing.T) {
 		{c.decode, gateway, "offer"},
 		{c.decode, decode, "offer"},
 		{c.decode, prefill, "drain"},
+		{c.decode, prefill, "pages"},
+		{c.decode, decode, "pages"},
+		{c.prefill, decode, "pages"},
 		{c.prefill, prefill, "prefill"},
 		{c.prefill, decode, "prefill"},
 		{c.prefill, decode, "drain"},

@@ -183,6 +183,13 @@ FAULTS = [
      "if !found || i == 0 && p.From != 1 {", "if _ = found; i == 0 && p.From != 1 {", "./audit/history", "Lookups|Past"),
     ("history-before-receipts", "deliveries of page history take all connections of receipts", "audit/history/store.go",
      "one: make(chan struct{}, 1)", "one: make(chan struct{}, 9)", "./audit/history", "OneDelivery"),
+    ("page-map-for-every-worker", "a worker can ask another whose pages it has", "engine/worker/control.go",
+     "if _, err := peer.Require(ctx, peer.IsGateway); err != nil {\n\t\treturn nil, c.w.refused(ctx, \"pages\"",
+     "if _, err := peer.Require(ctx, peer.Anyone); err != nil {\n\t\treturn nil, c.w.refused(ctx, \"pages\"", "./engine/worker", "UnauthorisedPeers"),
+    ("page-map-for-tenants", "a tenant's key shows whose pages are where", "services/rpc/scopes.go",
+     "OperationsServiceListPagesProcedure: tenancy.ScopePlatform,", "OperationsServiceListPagesProcedure: tenancy.ScopeInference,", "./services/rpc", "."),
+    ("page-map-with-whole-tags", "the page map shows whole owner tags", "services/rpc/operations.go",
+     "b[:min(len(b), 4)]", "b", "./services/rpc", "ListPages"),
 ]
 
 TOP = subprocess.check_output(["git", "rev-parse", "--show-toplevel"], text=True).strip()

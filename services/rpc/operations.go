@@ -24,12 +24,17 @@ func (s *operations) ListPages(ctx context.Context, _ *operationsv1.ListPagesReq
 			continue
 		}
 		w.MaxQuarantine = m.Pages.GetMaxQuarantine()
+		w.States, w.Owners = map[string]uint32{}, map[string]uint32{}
 		for _, r := range m.Pages.GetRuns() {
+			w.States[r.GetState()] += r.GetCount()
+			if r.GetReferences() > 0 || r.GetState() == kv.StateQuarantined.String() {
+				w.Owners[short(r.GetOwner())] += r.GetCount()
+			}
 			w.Runs = append(w.Runs, &operationsv1.PageRun{
 				First: r.GetFirst(), Count: r.GetCount(), State: r.GetState(), Reason: r.GetReason(),
 				Owner: short(r.GetOwner()), Lease: short(r.GetLease()), Generation: r.GetGeneration(),
 				Since:      timestamppb.New(time.UnixMicro(r.GetSinceUs())),
-				References: r.GetReferences(), Readers: r.GetReaders(), Writers: r.GetWriters(),
+				References: r.GetReferences(), Readers: r.GetReaders(), Writers: r.GetWriters(), Scrubs: r.GetScrubs(),
 			})
 		}
 	}

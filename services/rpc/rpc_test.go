@@ -84,6 +84,8 @@ func (f *fake) PageMaps(context.Context) []pool.PageMap {
 	return []pool.PageMap{
 		{Worker: &pool.Worker{Epoch: id.Epoch{1}, Role: pool.Prefill}, Pages: &workerv1.PagesResponse{MaxQuarantine: 2, Runs: []*workerv1.PageRun{
 			{First: 0, Count: 3, State: "quarantined", Reason: "reader open", Owner: owner, Lease: owner, Generation: 9, SinceUs: 1_800_000_000_000_000, Readers: 1},
+			{First: 8, Count: 1, State: "sealed", Owner: append([]byte{9}, owner[1:]...), Lease: owner, References: 2, Scrubs: 4},
+			{First: 9, Count: 2, State: "dirty", Owner: owner, Lease: make([]byte, 16)},
 			{First: 3, Count: 5, State: "clean", Owner: make([]byte, 16), Lease: make([]byte, 16), SinceUs: 1},
 		}}},
 		{Worker: &pool.Worker{Epoch: id.Epoch{2}, Role: pool.Decode}, Err: errors.New("with the address of a socket in it")},
@@ -325,6 +327,13 @@ func TestListPages(t *testing.T) {
 	assert.Equal(t, r.GetLease(), "abcdef01")
 	assert.Equal(t, r.GetReason(), "reader open")
 	assert.Equal(t, r.GetSince().AsTime(), time.UnixMicro(1_800_000_000_000_000).UTC())
-	assert.Equal(t, w.GetRuns()[1].GetOwner(), "")
+	assert.Equal(t, w.GetRuns()[1].GetScrubs(), 4)
+	assert.Equal(t, w.GetRuns()[3].GetOwner(), "")
+	assert.Equal(t, w.GetStates(), map[string]uint32{"quarantined": 3, "sealed": 1, "dirty": 2, "clean": 5})
+	assert.Equal(t, w.GetOwners(), map[string]uint32{"abcdef01": 3, "09cdef01": 1})
 	assert.Equal(t, got.GetWorkers()[1].GetError(), "the worker did not answer")
+
+	ts = serve(t, &fake{scopes: tenancy.ScopesTenant}) // everything that a tenant's key can do
+	_, err = operationsv1connect.NewOperationsServiceClient(ts.Client(), ts.URL, withKey("good")).ListPages(t.Context(), &operationsv1.ListPagesRequest{})
+	assert.Equal(t, connect.CodeOf(err), connect.CodePermissionDenied)
 }

@@ -116,7 +116,11 @@ type WorkerPages struct {
 	// not answer.
 	Runs []*PageRun `protobuf:"bytes,5,rep,name=runs,proto3" json:"runs,omitempty"`
 	// Why the worker did not answer; empty if it did.
-	Error         string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	Error string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	// How many pages are in each state, and how many each owner holds. Pages in
+	// quarantine count as held by their last owner; free pages are held by nobody.
+	States        map[string]uint32 `protobuf:"bytes,7,rep,name=states,proto3" json:"states,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	Owners        map[string]uint32 `protobuf:"bytes,8,rep,name=owners,proto3" json:"owners,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -193,6 +197,20 @@ func (x *WorkerPages) GetError() string {
 	return ""
 }
 
+func (x *WorkerPages) GetStates() map[string]uint32 {
+	if x != nil {
+		return x.States
+	}
+	return nil
+}
+
+func (x *WorkerPages) GetOwners() map[string]uint32 {
+	if x != nil {
+		return x.Owners
+	}
+	return nil
+}
+
 // PageRun is a run of neighboring pages that are alike.
 type PageRun struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -207,10 +225,12 @@ type PageRun struct {
 	Lease      string `protobuf:"bytes,6,opt,name=lease,proto3" json:"lease,omitempty"`
 	Generation uint64 `protobuf:"varint,7,opt,name=generation,proto3" json:"generation,omitempty"`
 	// Since when the first of the pages to come into the state is in it.
-	Since         *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=since,proto3" json:"since,omitempty"`
-	References    uint32                 `protobuf:"varint,9,opt,name=references,proto3" json:"references,omitempty"`
-	Readers       uint32                 `protobuf:"varint,10,opt,name=readers,proto3" json:"readers,omitempty"`
-	Writers       uint32                 `protobuf:"varint,11,opt,name=writers,proto3" json:"writers,omitempty"`
+	Since      *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=since,proto3" json:"since,omitempty"`
+	References uint32                 `protobuf:"varint,9,opt,name=references,proto3" json:"references,omitempty"`
+	Readers    uint32                 `protobuf:"varint,10,opt,name=readers,proto3" json:"readers,omitempty"`
+	Writers    uint32                 `protobuf:"varint,11,opt,name=writers,proto3" json:"writers,omitempty"`
+	// How often pages of the run were wiped, all of them together.
+	Scrubs        uint64 `protobuf:"varint,12,opt,name=scrubs,proto3" json:"scrubs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -322,6 +342,13 @@ func (x *PageRun) GetWriters() uint32 {
 	return 0
 }
 
+func (x *PageRun) GetScrubs() uint64 {
+	if x != nil {
+		return x.Scrubs
+	}
+	return 0
+}
+
 var File_bulkhead_operations_v1_operations_proto protoreflect.FileDescriptor
 
 const file_bulkhead_operations_v1_operations_proto_rawDesc = "" +
@@ -329,7 +356,7 @@ const file_bulkhead_operations_v1_operations_proto_rawDesc = "" +
 	"'bulkhead/operations/v1/operations.proto\x12\x16bulkhead.operations.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
 	"\x10ListPagesRequest\"R\n" +
 	"\x11ListPagesResponse\x12=\n" +
-	"\aworkers\x18\x01 \x03(\v2#.bulkhead.operations.v1.WorkerPagesR\aworkers\"\xca\x01\n" +
+	"\aworkers\x18\x01 \x03(\v2#.bulkhead.operations.v1.WorkerPagesR\aworkers\"\xd2\x03\n" +
 	"\vWorkerPages\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\tR\x05epoch\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\x12\x1f\n" +
@@ -337,7 +364,15 @@ const file_bulkhead_operations_v1_operations_proto_rawDesc = "" +
 	"pageTokens\x12%\n" +
 	"\x0emax_quarantine\x18\x04 \x01(\rR\rmaxQuarantine\x123\n" +
 	"\x04runs\x18\x05 \x03(\v2\x1f.bulkhead.operations.v1.PageRunR\x04runs\x12\x14\n" +
-	"\x05error\x18\x06 \x01(\tR\x05error\"\xb5\x02\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\x12G\n" +
+	"\x06states\x18\a \x03(\v2/.bulkhead.operations.v1.WorkerPages.StatesEntryR\x06states\x12G\n" +
+	"\x06owners\x18\b \x03(\v2/.bulkhead.operations.v1.WorkerPages.OwnersEntryR\x06owners\x1a9\n" +
+	"\vStatesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\x1a9\n" +
+	"\vOwnersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xcd\x02\n" +
 	"\aPageRun\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\rR\x05first\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\rR\x05count\x12\x14\n" +
@@ -354,7 +389,8 @@ const file_bulkhead_operations_v1_operations_proto_rawDesc = "" +
 	"references\x12\x18\n" +
 	"\areaders\x18\n" +
 	" \x01(\rR\areaders\x12\x18\n" +
-	"\awriters\x18\v \x01(\rR\awriters2w\n" +
+	"\awriters\x18\v \x01(\rR\awriters\x12\x16\n" +
+	"\x06scrubs\x18\f \x01(\x04R\x06scrubs2w\n" +
 	"\x11OperationsService\x12b\n" +
 	"\tListPages\x12(.bulkhead.operations.v1.ListPagesRequest\x1a).bulkhead.operations.v1.ListPagesResponse\"\x00B\xe6\x01\n" +
 	"\x1acom.bulkhead.operations.v1B\x0fOperationsProtoP\x01Z=bulkhead.dev/services/gen/bulkhead/operations/v1;operationsv1\xa2\x02\x03BOX\xaa\x02\x16Bulkhead.Operations.V1\xca\x02\x16Bulkhead\\Operations\\V1\xe2\x02\"Bulkhead\\Operations\\V1\\GPBMetadata\xea\x02\x18Bulkhead::Operations::V1b\x06proto3"
@@ -371,25 +407,29 @@ func file_bulkhead_operations_v1_operations_proto_rawDescGZIP() []byte {
 	return file_bulkhead_operations_v1_operations_proto_rawDescData
 }
 
-var file_bulkhead_operations_v1_operations_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_bulkhead_operations_v1_operations_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_bulkhead_operations_v1_operations_proto_goTypes = []any{
 	(*ListPagesRequest)(nil),      // 0: bulkhead.operations.v1.ListPagesRequest
 	(*ListPagesResponse)(nil),     // 1: bulkhead.operations.v1.ListPagesResponse
 	(*WorkerPages)(nil),           // 2: bulkhead.operations.v1.WorkerPages
 	(*PageRun)(nil),               // 3: bulkhead.operations.v1.PageRun
-	(*timestamppb.Timestamp)(nil), // 4: google.protobuf.Timestamp
+	nil,                           // 4: bulkhead.operations.v1.WorkerPages.StatesEntry
+	nil,                           // 5: bulkhead.operations.v1.WorkerPages.OwnersEntry
+	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
 }
 var file_bulkhead_operations_v1_operations_proto_depIdxs = []int32{
 	2, // 0: bulkhead.operations.v1.ListPagesResponse.workers:type_name -> bulkhead.operations.v1.WorkerPages
 	3, // 1: bulkhead.operations.v1.WorkerPages.runs:type_name -> bulkhead.operations.v1.PageRun
-	4, // 2: bulkhead.operations.v1.PageRun.since:type_name -> google.protobuf.Timestamp
-	0, // 3: bulkhead.operations.v1.OperationsService.ListPages:input_type -> bulkhead.operations.v1.ListPagesRequest
-	1, // 4: bulkhead.operations.v1.OperationsService.ListPages:output_type -> bulkhead.operations.v1.ListPagesResponse
-	4, // [4:5] is the sub-list for method output_type
-	3, // [3:4] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	4, // 2: bulkhead.operations.v1.WorkerPages.states:type_name -> bulkhead.operations.v1.WorkerPages.StatesEntry
+	5, // 3: bulkhead.operations.v1.WorkerPages.owners:type_name -> bulkhead.operations.v1.WorkerPages.OwnersEntry
+	6, // 4: bulkhead.operations.v1.PageRun.since:type_name -> google.protobuf.Timestamp
+	0, // 5: bulkhead.operations.v1.OperationsService.ListPages:input_type -> bulkhead.operations.v1.ListPagesRequest
+	1, // 6: bulkhead.operations.v1.OperationsService.ListPages:output_type -> bulkhead.operations.v1.ListPagesResponse
+	6, // [6:7] is the sub-list for method output_type
+	5, // [5:6] is the sub-list for method input_type
+	5, // [5:5] is the sub-list for extension type_name
+	5, // [5:5] is the sub-list for extension extendee
+	0, // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_bulkhead_operations_v1_operations_proto_init() }
@@ -403,7 +443,7 @@ func file_bulkhead_operations_v1_operations_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bulkhead_operations_v1_operations_proto_rawDesc), len(file_bulkhead_operations_v1_operations_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   4,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1496,6 +1496,7 @@ type PageRun struct {
 	References    uint32                 `protobuf:"varint,9,opt,name=references,proto3" json:"references,omitempty"`
 	Readers       uint32                 `protobuf:"varint,10,opt,name=readers,proto3" json:"readers,omitempty"`
 	Writers       uint32                 `protobuf:"varint,11,opt,name=writers,proto3" json:"writers,omitempty"`
+	Scrubs        uint64                 `protobuf:"varint,12,opt,name=scrubs,proto3" json:"scrubs,omitempty"` // of all of them together
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1603,6 +1604,13 @@ func (x *PageRun) GetReaders() uint32 {
 func (x *PageRun) GetWriters() uint32 {
 	if x != nil {
 		return x.Writers
+	}
+	return 0
+}
+
+func (x *PageRun) GetScrubs() uint64 {
+	if x != nil {
+		return x.Scrubs
 	}
 	return 0
 }
@@ -1798,7 +1806,7 @@ const file_bulkhead_worker_v1_worker_proto_rawDesc = "" +
 	"\fPagesRequest\"g\n" +
 	"\rPagesResponse\x12/\n" +
 	"\x04runs\x18\x01 \x03(\v2\x1b.bulkhead.worker.v1.PageRunR\x04runs\x12%\n" +
-	"\x0emax_quarantine\x18\x02 \x01(\rR\rmaxQuarantine\"\x9e\x02\n" +
+	"\x0emax_quarantine\x18\x02 \x01(\rR\rmaxQuarantine\"\xb6\x02\n" +
 	"\aPageRun\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\rR\x05first\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\rR\x05count\x12\x14\n" +
@@ -1815,7 +1823,8 @@ const file_bulkhead_worker_v1_worker_proto_rawDesc = "" +
 	"references\x12\x18\n" +
 	"\areaders\x18\n" +
 	" \x01(\rR\areaders\x12\x18\n" +
-	"\awriters\x18\v \x01(\rR\awriters\"\x0e\n" +
+	"\awriters\x18\v \x01(\rR\awriters\x12\x16\n" +
+	"\x06scrubs\x18\f \x01(\x04R\x06scrubs\"\x0e\n" +
 	"\fDrainRequest\"\x0f\n" +
 	"\rDrainResponse2f\n" +
 	"\x0ePrefillService\x12T\n" +
