@@ -86,8 +86,8 @@ func (h *handover) forget(t token) bool {
 	return ok
 }
 
-// serve hands the descriptor out until ctx ends.
-func (h *handover) serve(ctx context.Context) {
+// serve hands the descriptor out until ctx ends; then the error is nil.
+func (h *handover) serve(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = h.l.Close() })
 	defer stop()
 	var conns sync.WaitGroup
@@ -97,7 +97,10 @@ func (h *handover) serve(ctx context.Context) {
 		slots <- struct{}{} // each is free again after handTimeout
 		c, err := h.l.AcceptUnix()
 		if err != nil {
-			return // closed; or clients fall back to the stream
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("accept readers of the memory: %w", err)
 		}
 		conns.Go(func() {
 			defer func() { <-slots }()

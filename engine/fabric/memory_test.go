@@ -454,6 +454,37 @@ func TestFallsBackToTheStream(t *testing.T) {
 	}
 }
 
+// A server that cannot hand its memory out any more says so, like one that
+// cannot accept reads.
+func TestServeFailsWithItsHandover(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, 1, shopOptions{})
+	assert.NoError(t, s.stop())
+	l, err := Listen(s.addr, nil)
+	assert.NoError(t, err)
+	dead := errors.New("out of descriptors")
+	assert.ErrorIs(t, s.server.Serve(t.Context(), failsOnce{l, dead}), dead)
+	l, err = Listen(s.addr, nil)
+	assert.NoError(t, err)
+	h, err := s.server.share(l)
+	assert.NoError(t, err)
+	assert.NoError(t, h.l.Close())
+	assert.ErrorIs(t, h.serve(t.Context()), net.ErrClosed)
+	h.close()
+	// And two cannot listen at one place.
+	taken, err := Listen(s.addr+handSuffix, nil)
+	assert.NoError(t, err)
+	defer taken.Close()
+	assert.ErrorIs(t, s.server.Serve(t.Context(), l), unix.EADDRINUSE)
+}
+
+type failsOnce struct {
+	net.Listener
+	err error
+}
+
+func (f failsOnce) Accept() (net.Conn, error) { return nil, f.err }
+
 // A token is good once, for the last that asked on a connection, and as long as
 // that connection is open.
 func TestTokens(t *testing.T) {

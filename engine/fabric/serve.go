@@ -41,8 +41,22 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	var conns sync.WaitGroup
 	defer conns.Wait()
 	defer cancel()
+	failed := make(chan error, 1)
 	if hand != nil {
-		conns.Go(func() { hand.serve(ctx) })
+		conns.Go(func() {
+			if err := hand.serve(ctx); err != nil {
+				failed <- err
+				cancel()
+			}
+		})
+	}
+	ended := func() error {
+		select {
+		case err := <-failed:
+			return err
+		default:
+			return nil
+		}
 	}
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
@@ -52,12 +66,12 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		select {
 		case slots <- struct{}{}:
 		case <-ctx.Done():
-			return nil
+			return ended()
 		}
 		c, err := l.Accept()
 		if err != nil {
 			if ctx.Err() != nil {
-				return nil
+				return ended()
 			}
 			_ = l.Close()
 			return fmt.Errorf("accept page reads: %w", err)
