@@ -45,7 +45,8 @@
 // begin. The client copies them through the sink, which digests what it stores,
 // and says that it is done. A hold ends in two ways only:
 //
-//   - the client says done, which it does after its last copy has returned;
+//   - the client says done, which it does after its last copy has returned, and
+//     waits until the server has let go;
 //   - the client's end of the socket is closed. That is proof as well: the code
 //     of a client closes it after its copy has returned, never on a context that
 //     ends meanwhile; and when a process dies, however it does, the kernel
@@ -75,7 +76,8 @@
 //	answer  status memory:16 token:32 size:u64 length:u16 path
 //	lend    3 memory:16 and as read
 //	answer  status pageBytes:u32 count:u32 count * offset:u64
-//	done    4, after the answer to lend; it has no answer
+//	done    4, after the answer to lend
+//	answer  status, when nothing is held any more
 //
 // A status other than 0 ends the exchange; nothing follows it but, in the
 // answers to read and lend, zeros in place of size and count. The client checks

@@ -161,7 +161,14 @@ func (s *Server) lend(c *line, req request) error {
 	}
 	s.count(-len(req.read.refs))
 	loan.Close()
-	return errors.Join(werr, err)
+	if err = errors.Join(werr, err); err != nil {
+		return err
+	}
+	if err := c.SetWriteDeadline(s.now().Add(s.stall)); err != nil {
+		return err
+	}
+	_, err = c.Write(appendPreamble(nil, uint16(statusOK)))
+	return err
 }
 
 func (s *Server) count(pages int) {

@@ -127,16 +127,34 @@ func (c *Client) copyLent(ctx context.Context, m *mapping, transfer id.Transfer,
 		if !x.keepOpen() {
 			return ctx.Err()
 		}
-		cerr := copyPages(ctx, m, offsets, size, into)
-		if err := x.conn.SetDeadline(c.opts.Now().Add(c.opts.StallTimeout)); err != nil {
-			return errors.Join(cerr, broken(err))
+		if err := copyPages(ctx, m, offsets, size, into); err != nil {
+			return err // which closes the connection
 		}
-		if _, err := x.conn.Write(appendPreamble(nil, kindDone)); err != nil {
-			return errors.Join(cerr, broken(err))
-		}
-		x.clean = true
-		return cerr
+		stop := context.AfterFunc(ctx, func() { _ = x.conn.Close() })
+		err = c.giveBack(x)
+		x.clean = stop() && err == nil
+		return err
 	})
+}
+
+// giveBack tells the server that nobody looks at the pages any more, and waits
+// until it holds them no longer: who is done with a transfer then finds no trace
+// of it.
+func (c *Client) giveBack(x *exchange) error {
+	if err := x.conn.SetDeadline(c.opts.Now().Add(c.opts.StallTimeout)); err != nil {
+		return broken(err)
+	}
+	if _, err := x.conn.Write(appendPreamble(nil, kindDone)); err != nil {
+		return broken(err)
+	}
+	st, err := readPreamble(x.conn)
+	if err != nil {
+		return broken(err)
+	}
+	if status(st) != statusOK {
+		return fmt.Errorf("%w: status %d", ErrProtocol, st)
+	}
+	return nil
 }
 
 func copyPages(ctx context.Context, m *mapping, offsets []int, size int, into Sink) error {

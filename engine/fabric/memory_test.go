@@ -182,8 +182,11 @@ func TestLoanEndsByProofOnly(t *testing.T) {
 		s, c := one(t, shopOptions{})
 		_, err := c.Write(appendPreamble(nil, kindDone))
 		assert.NoError(t, err)
-		s.freed(t)
+		st, err := readPreamble(c)
+		assert.NoError(t, err)
+		assert.Equal(t, status(st), statusOK)
 		assert.Equal(t, s.server.Lent(), 0)
+		assert.True(t, s.pool.Page(s.refs[0].Index).State.Free())
 		// The connection is good for more.
 		_, err = c.Write(appendPreamble(nil, kindMap))
 		assert.NoError(t, err)
@@ -338,6 +341,19 @@ func TestLendRefuses(t *testing.T) {
 	assert.Equal(t, head.status, statusRefused)
 }
 
+// When a read has returned nothing of it is held: who releases the pages then
+// gets them at once.
+func TestReadLeavesNothingHeld(t *testing.T) {
+	t.Parallel()
+	for range 50 {
+		s := newShop(t, 20, shopOptions{})
+		assert.NoError(t, s.read(t.Context(), s.memory()))
+		s.release()
+		assert.Equal(t, s.pool.Stats().Free, s.pool.Stats().Pages)
+		assert.NoError(t, s.stop())
+	}
+}
+
 // A context that ends does not end the loan under a copy.
 func TestCancelWaitsForTheCopy(t *testing.T) {
 	t.Parallel()
@@ -358,7 +374,7 @@ func TestCancelWaitsForTheCopy(t *testing.T) {
 	assert.ErrorIs(t, err, context.Canceled)
 	assert.Equal(t, copies, 1)
 	s.freed(t)
-	assert.Equal(t, len(s.client.idle), 1) // the exchange ended as it should
+	assert.Equal(t, len(s.client.idle), 0)
 }
 
 // A sink that panics has stopped copying when the loan ends.
@@ -602,19 +618,22 @@ func TestBorrowerRefusesBadServers(t *testing.T) {
 		answer []byte
 		want   error
 		keep   bool
+		end    []byte // the answer to done
 	}{
-		"good":             {good, nil, true},
-		"nothing":          {nil, ErrBroken, false},
-		"half of it":       {good[:len(good)-1], ErrBroken, false},
-		"no offsets":       {good[:answerHeaderBytes], ErrBroken, false},
-		"beyond the end":   {appendLoan(nil, testPage, []int64{0, size - testPage + 1}), ErrProtocol, false},
-		"before the start": {appendLoan(nil, testPage, []int64{-1, 0}), ErrProtocol, false},
-		"fewer":            {appendLoan(nil, testPage, []int64{0}), ErrProtocol, false},
-		"other page size":  {appendLoan(nil, 2*testPage, []int64{0, 0}), ErrProtocol, false},
-		"refused":          {answerHeader{status: statusRefused}.append(nil), ErrRefused, true},
-		"stale":            {answerHeader{status: statusStale}.append(nil), ErrStale, true},
-		"not shared":       {answerHeader{status: statusNotShared}.append(nil), ErrNotShared, true},
-		"bad request":      {answerHeader{status: statusBad}.append(nil), ErrProtocol, false},
+		"good":             {good, nil, true, appendPreamble(nil, uint16(statusOK))},
+		"no end":           {good, ErrBroken, false, nil},
+		"bad end":          {good, ErrProtocol, false, appendPreamble(nil, uint16(statusStale))},
+		"nothing":          {nil, ErrBroken, false, nil},
+		"half of it":       {good[:len(good)-1], ErrBroken, false, nil},
+		"no offsets":       {good[:answerHeaderBytes], ErrBroken, false, nil},
+		"beyond the end":   {appendLoan(nil, testPage, []int64{0, size - testPage + 1}), ErrProtocol, false, nil},
+		"before the start": {appendLoan(nil, testPage, []int64{-1, 0}), ErrProtocol, false, nil},
+		"fewer":            {appendLoan(nil, testPage, []int64{0}), ErrProtocol, false, nil},
+		"other page size":  {appendLoan(nil, 2*testPage, []int64{0, 0}), ErrProtocol, false, nil},
+		"refused":          {answerHeader{status: statusRefused}.append(nil), ErrRefused, true, nil},
+		"stale":            {answerHeader{status: statusStale}.append(nil), ErrStale, true, nil},
+		"not shared":       {answerHeader{status: statusNotShared}.append(nil), ErrNotShared, true, nil},
+		"bad request":      {answerHeader{status: statusBad}.append(nil), ErrProtocol, false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -632,6 +651,7 @@ func TestBorrowerRefusesBadServers(t *testing.T) {
 				_, _ = c.Write(tc.answer)
 				if kind, err := readPreamble(c); err == nil && kind == kindDone {
 					gone <- "done"
+					_, _ = c.Write(tc.end)
 				} else {
 					gone <- "closed"
 				}
@@ -650,10 +670,13 @@ func TestBorrowerRefusesBadServers(t *testing.T) {
 			err = c.ReadPages(t.Context(), id.Transfer{1}, Secret{2}, refs, into)
 			if tc.want == nil {
 				assert.NoError(t, err)
+			} else {
+				assert.ErrorIs(t, err, tc.want)
+			}
+			if bytes.Equal(tc.answer, good) {
 				assert.Equal(t, copied, 2)
 				assert.Equal(t, <-gone, "done")
 			} else {
-				assert.ErrorIs(t, err, tc.want)
 				assert.Equal(t, copied, 0)
 			}
 			assert.Equal(t, len(c.idle) == 1, tc.keep)

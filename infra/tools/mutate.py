@@ -146,6 +146,8 @@ FAULTS = [
      "if !h.forget(t) {", "if h.forget(t); false {", "./engine/fabric", "."),
     ("memory-for-other-users", "the other end may be another user", "engine/fabric/handover_linux.go",
      "own := os.Geteuid(); u != own {", "own := os.Geteuid(); u < own {", "./engine/fabric", "."),
+    ("done-without-answer", "a read returns while its pages are still held", "engine/fabric/memory_linux.go",
+     "st, err := readPreamble(x.conn)", "st, err := uint16(0), error(nil)", "./engine/fabric", "LeavesNothing|BadServers"),
     ("window-not-wiped", "bytes of pages stay in the memory of a reader", "engine/fabric/window.go",
      "clear(v.buf)", "_ = v", "./engine/fabric", "Window"),
     ("unmapped-under-a-copy", "a client that is closed unmaps what a read copies", "engine/fabric/memory_linux.go",
