@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"bulkhead.dev/engine/fabric"
+	"bulkhead.dev/engine/compute"
 	"bulkhead.dev/engine/model/gguf"
 	"bulkhead.dev/engine/model/synth"
 	"bulkhead.dev/engine/model/tokenizer"
@@ -399,6 +400,11 @@ func TestEndIsAcknowledged(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	j := c.job(1, prompt(40, 1), 200)
+	// A model so slow that the answer cannot be complete before the end is heard of.
+	c.decode.hook.set(func(next func([]compute.Span) error, spans []compute.Span) error {
+		time.Sleep(10 * time.Millisecond)
+		return next(spans)
+	})
 	n := 0
 	o := c.do(ctx, j, func(event string) {
 		if n++; event == "delta" && n > 8 {
@@ -406,6 +412,7 @@ func TestEndIsAcknowledged(t *testing.T) {
 		}
 	})
 	assert.True(t, o.err != nil)
+	c.decode.hook.set(nil)
 	end := &workerv1.EndRequest{TransferId: j.generate.TransferId}
 	for _, i := range []*instance{c.prefill, c.decode} {
 		r, err := control(i).End(t.Context(), end)
