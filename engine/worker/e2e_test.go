@@ -14,8 +14,8 @@ import (
 	"connectrpc.com/connect"
 	"golang.org/x/sync/errgroup"
 
-	"bulkhead.dev/engine/fabric"
 	"bulkhead.dev/engine/compute"
+	"bulkhead.dev/engine/fabric"
 	"bulkhead.dev/engine/model/gguf"
 	"bulkhead.dev/engine/model/synth"
 	"bulkhead.dev/engine/model/tokenizer"

@@ -7,6 +7,9 @@
  * Faults, each possible at every step: the gateway aborts a request on either leg; the offer is lost or arrives twice;
  * a read is served late, after the offer was withdrawn or the page given back; the prefill process dies.
  *
+ * The states of a page and the steps between them are those of the code: pages.pml is written out of kv.Transitions,
+ * and a step that the table does not have is an error.
+ *
  * What is claimed (asserts):
  *   1  a page is granted only when nobody reads or writes it;
  *   2  a page that changes its owner was scrubbed before the new owner has it;
@@ -17,17 +20,21 @@
  * Not modelled: several pages of a request, coverage of a partial page (kv.coverage has tests of its own), the death of
  * decode (its memory dies with it, and prefill's pages go back by the same abort), time.
  */
+#include "pages.pml"
+
 #define N 2                     /* requests; request r belongs to owner r + 1 */
 #ifndef PAGES
 #define PAGES 1                 /* pages of each pool; with one, each page changes its owner */
 #endif
 #define NONE 255
 
-typedef page { byte owner; byte gen; byte holds; bool free; bool quarantined; byte content; byte cgen; }
+typedef page { byte state; byte owner; byte gen; byte holds; byte content; byte cgen; }
 #define SRC 0                   /* pages 0..PAGES-1 are prefill's, */
 #define DST PAGES               /* the others decode's */
 page pg[2 * PAGES];
 byte grants = 1;                /* one generation counter stands for both pools: it only has to grow */
+
+#define FREE(p) (pg[p].state == clean || pg[p].state == dirty)
 
 typedef request { bool aborted; bool committed; bool offered; }
 request req[N];
@@ -38,24 +45,25 @@ chan ack[N] = [1] of { bool };                /* true: committed */
 chan ask[N] = [1] of { byte, byte };          /* a read: page, generation */
 chan data[N] = [1] of { byte, byte, bool };   /* content, its generation, served */
 
-inline grant(pool, p, who) {
+inline grant(pool, p, who, then) {
     atomic {
         p = NONE;
         if
-        :: pg[pool].free -> p = pool
-        :: pg[pool + PAGES - 1].free -> p = pool + PAGES - 1
-        :: !pg[pool].free && !pg[pool + PAGES - 1].free -> skip
+        :: FREE(pool) -> p = pool
+        :: FREE(pool + PAGES - 1) -> p = pool + PAGES - 1
+        :: !FREE(pool) && !FREE(pool + PAGES - 1) -> skip
         fi;
         if
         :: p != NONE ->
-            assert(pg[p].holds == 0 && !pg[p].quarantined);              /* 1 */
-            pg[p].free = false;
+            assert(pg[p].holds == 0);                                    /* 1 */
+            step(p, op_grant);
             if
             :: pg[p].owner != who -> pg[p].content = 0                   /* scrub on owner change */
             :: else -> skip
             fi;
             assert(pg[p].content == 0 || pg[p].owner == who);            /* 2 */
-            pg[p].owner = who; pg[p].gen = grants; grants++
+            pg[p].owner = who; pg[p].gen = grants; grants++;
+            step(p, then)
         :: else -> skip
         fi
     }
@@ -65,8 +73,8 @@ inline grant(pool, p, who) {
 inline release(p) {
     atomic {
         if
-        :: pg[p].holds == 0 -> pg[p].free = true
-        :: else -> pg[p].quarantined = true
+        :: pg[p].holds == 0 -> step(p, op_free)
+        :: else -> step(p, op_quarantine)
         fi
     }
 }
@@ -74,7 +82,7 @@ inline unhold(p) {
     atomic {
         pg[p].holds--;
         if
-        :: pg[p].holds == 0 && pg[p].quarantined -> pg[p].quarantined = false; pg[p].free = true
+        :: pg[p].holds == 0 && pg[p].state == quarantined -> step(p, op_clear)
         :: else -> skip
         fi
     }
@@ -87,7 +95,7 @@ end:
     do
     :: ask[r]?p, g ->
         if
-        :: atomic { !dead && req[r].offered && !pg[p].free && pg[p].gen == g && pg[p].owner == r + 1 -> pg[p].holds++ };
+        :: atomic { !dead && req[r].offered && pg[p].state == sealed && pg[p].gen == g && pg[p].owner == r + 1 -> pg[p].holds++ };
             data[r]!pg[p].content, pg[p].cgen, true;                       /* as slow as it likes */
             unhold(p)
         :: else -> data[r]!0, 0, false
@@ -99,7 +107,7 @@ proctype Prefill(byte r) {
     byte p;
     bool ok;
     do
-    :: grant(SRC, p, r + 1); if :: p != NONE -> break :: p == NONE && (req[r].aborted || dead) -> goto gone :: else -> skip fi
+    :: grant(SRC, p, r + 1, op_fill); if :: p != NONE -> break :: p == NONE && (req[r].aborted || dead) -> goto gone :: else -> skip fi
     od;
     atomic { pg[p].holds++ };
     pg[p].content = r + 1; pg[p].cgen = pg[p].gen;                        /* fill */
@@ -108,7 +116,7 @@ proctype Prefill(byte r) {
     :: req[r].aborted -> goto back
     :: else -> skip
     fi;
-    req[r].offered = true;                                                   /* seal and offer */
+    atomic { step(p, op_seal); req[r].offered = true };                      /* seal and offer */
     if
     :: offer[r]!p, pg[p].gen                                                /* arrives */
     :: offer[r]!p, pg[p].gen; offer[r]!p, pg[p].gen                        /* arrives twice */
@@ -135,7 +143,7 @@ proctype Decode(byte r) {
     od;
 again:
     do
-    :: grant(DST, p, r + 1); if :: p != NONE -> break :: p == NONE && req[r].aborted -> goto done :: else -> skip fi
+    :: grant(DST, p, r + 1, op_land); if :: p != NONE -> break :: p == NONE && req[r].aborted -> goto done :: else -> skip fi
     od;
     atomic { pg[p].holds++ };                                                /* only the fabric writes it now */
     ask[r]!sp, sg;
@@ -147,6 +155,7 @@ again:
         atomic {
             assert(pg[p].content == r + 1 && pg[p].cgen == sg);              /* 3 */
             assert(!req[r].committed);                                       /* 4 */
+            step(p, op_adopt);
             req[r].committed = true
         };
         if :: ack[r]!true :: req[r].aborted || dead -> skip fi
@@ -182,13 +191,12 @@ proctype Reaper() {
 init {
     byte i;
     atomic {
-        for (i : 0 .. 2 * PAGES - 1) { pg[i].free = true }
         for (i : 0 .. N - 1) { run Server(i); run Prefill(i); run Decode(i); run Gateway(i) }
         run Reaper()
     }
     /* 5: when nothing can move any more */
     timeout ->
     for (i : 0 .. 2 * PAGES - 1) {
-        assert(pg[i].free && pg[i].holds == 0 && !pg[i].quarantined)
+        assert(FREE(i) && pg[i].holds == 0)
     }
 }
