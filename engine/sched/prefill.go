@@ -46,6 +46,7 @@ type fill struct {
 	filler *kv.Filler
 	tokens []int32
 	early  func(*kv.Sealed)
+	shared int // pages that were passed on
 	wrote  int // positions that forward passes reported as written, then or now
 	took   time.Duration
 	err    error
@@ -82,7 +83,7 @@ type Job struct {
 	// it.
 	Start *kv.Sealed
 	// Early, if set, is given a handle on the pages that are finished, again
-	// after each chunk but the last. It owns the handle and must not block: the
+	// after each chunk that finished some, but the last. It owns the handle and must not block: the
 	// loop waits for it.
 	Early func(*kv.Sealed)
 }
@@ -246,16 +247,16 @@ func (p *Prefill) chunk(f *fill) (over bool) {
 
 // share passes on what is finished.
 func (f *fill) share() error {
-	if f.early == nil {
+	full := f.filler.Len() / kv.PageTokens
+	if f.early == nil || full == f.shared { // a chunk may be less than a page
 		return nil
 	}
+	f.shared = full
 	sealed, err := f.filler.Finished()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrPages, err)
 	}
-	if sealed != nil {
-		f.early(sealed)
-	}
+	f.early(sealed)
 	return nil
 }
 

@@ -177,15 +177,19 @@ func TestPrefillStops(t *testing.T) {
 // while the rest is computed.
 func TestPrefillSharesWhatIsFinished(t *testing.T) {
 	t.Parallel()
+	t.Run("in chunks of more than a page", func(t *testing.T) { sharesWhatIsFinished(t, 24, []int{16, 48, 64}) }) // of 24, 48 and 72
+	t.Run("in chunks of less", func(t *testing.T) { sharesWhatIsFinished(t, 6, []int{16, 32, 48, 64, 80}) })
+}
+
+func sharesWhatIsFinished(t *testing.T, chunk int, want []int) {
 	pool := newPool(t, 10)
-	p := startPrefill(t, &fakeModel{}, 24)
+	p := startPrefill(t, &fakeModel{}, chunk)
 	var early []*kv.Sealed
 	got, err := p.Fill(t.Context(), Job{
 		Credits: reserve(t, pool, owner(1), 6), Lease: id.NewLease(), Tokens: prompt(90, 1),
 		Early: func(s *kv.Sealed) { early = append(early, s) },
 	})
 	assert.NoError(t, err)
-	want := []int{16, 48, 64} // whole pages of 24, 48 and 72 positions
 	assert.Equal(t, len(early), len(want))
 	key := kv.DigestKey{Alg: kv.GMAC}
 	whole, err := got.Sealed.Sums(key, 0)
