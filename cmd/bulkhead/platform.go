@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -345,7 +346,7 @@ func (p *platform) openWorkers() (err error) {
 				Role: role, ModelPath: p.store.Path(p.model), ModelDigest: p.model.Digest, Front: front,
 				Threads: w.ThreadsOrDefault(), Backend: w.Backend, Pages: pages, KVType: w.KVType, Scrub: w.Scrub, LockMemory: true,
 				Window:     w.ContextWindow,
-				Quarantine: orElse(w.QuarantinePages, max(pages/16, 1)), ScrubRate: int64(w.ScrubMBPerSecond) * 1e6, Handoff: w.HandoffVersion,
+				Quarantine: cmp.Or(w.QuarantinePages, max(pages/16, 1)), ScrubRate: int64(w.ScrubMBPerSecond) * 1e6, Handoff: w.HandoffVersion,
 				MaxRunning: w.MaxRunning, Queue: w.Queue, PerTenant: p.cfg.Limits.TenantConcurrency,
 				OfferWait: worker.Span(p.cfg.Timeout.Handoff), DrainFor: worker.Span(p.cfg.Timeout.Drain), Build: buildText(),
 			},
@@ -364,13 +365,6 @@ func (p *platform) openWorkers() (err error) {
 		}
 	}
 	return nil
-}
-
-func orElse(v, otherwise int) int {
-	if v == 0 {
-		return otherwise
-	}
-	return v
 }
 
 // workerGrace is what a worker gets on top of its drain before it is killed.

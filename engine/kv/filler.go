@@ -21,11 +21,8 @@ func (f *Filler) Finished() (*Sealed, error) {
 	h, p := f.h, f.h.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := f.live(); err != nil {
+	if err := f.idle(); err != nil {
 		return nil, err
-	}
-	if h.pass != nil || h.granted != len(h.refs) {
-		return nil, ErrOpen
 	}
 	full := h.length / p.geometry.PageTokens
 	if full == 0 {
@@ -35,6 +32,17 @@ func (f *Filler) Finished() (*Sealed, error) {
 		return nil, err
 	}
 	return h.share(full), nil
+}
+
+// idle refuses a handle that is stale or at work. Callers hold mu.
+func (f *Filler) idle() error {
+	if err := f.live(); err != nil {
+		return err
+	}
+	if f.h.pass != nil || f.h.granted != len(f.h.refs) {
+		return ErrOpen
+	}
+	return nil
 }
 
 // seal seals the first pages, those that are not yet. Callers hold mu.
@@ -63,11 +71,8 @@ func (f *Filler) Seal(tokens int) (*Sealed, error) {
 	h, p := f.h, f.h.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := f.live(); err != nil {
+	if err := f.idle(); err != nil {
 		return nil, err
-	}
-	if h.pass != nil || h.granted != len(h.refs) {
-		return nil, ErrOpen
 	}
 	if tokens < 1 || tokens != h.length {
 		return nil, fmt.Errorf("%w: %d positions are written, %d to be sealed", ErrCoverage, h.length, tokens)

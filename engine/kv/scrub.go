@@ -7,7 +7,15 @@ import (
 	"time"
 
 	"bulkhead.dev/engine/mem"
+	"bulkhead.dev/infra/id"
 )
+
+// foreign reports whether a page has to be wiped before the owner may reach it.
+// A page that an owner had before is dirty, whatever it did with it. Callers hold
+// mu.
+func (p *Pool) foreign(g *page, owner id.Owner) bool {
+	return g.state == StateDirty && (p.scrub == Always || g.owner != owner)
+}
 
 // wipe fills a page with the pattern of the pool.
 func (p *Pool) wipe(index uint32) {

@@ -8,5 +8,5 @@ import (
 )
 
 func (p *Pool) due(g *page, owner id.Owner) bool {
-	return g.state == StateDirty && (p.scrub == Always || g.owner != owner) && !walls.Down(walls.Scrub)
+	return p.foreign(g, owner) && !walls.Down(walls.Scrub)
 }

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"bulkhead.dev/infra/id"
@@ -56,7 +57,7 @@ func (c *calls) note(t id.Transfer, x *call) {
 		select {
 		case <-c.known[c.order[at]].done:
 			delete(c.known, c.order[at])
-			c.order = append(c.order[:at], c.order[at+1:]...)
+			c.order = slices.Delete(c.order, at, at+1)
 		default:
 			at++ // it runs still
 		}

@@ -18,7 +18,7 @@ import time
 
 # name, what the fault is, file, text, replacement, package and tests
 FAULTS = [
-    ("scrub-skipped", "a page that changes its owner is not wiped", "engine/kv/wall_scrub.go",
+    ("scrub-skipped", "a page that changes its owner is not wiped", "engine/kv/scrub.go",
      "return g.state == StateDirty && (p.scrub == Always || g.owner != owner)", "return false", "./engine/kv", "Canary|Scrub"),
     ("scrub-one-page-too-few", "the last of the pages to wipe is left as it is", "engine/kv/holding.go",
      "for _, i := range wipe {\n\t\tp.wipe(i)", "for _, i := range wipe[:max(len(wipe)-1, 0)] {\n\t\tp.wipe(i)", "./engine/kv", "Canary|Scrub"),
