@@ -10,7 +10,7 @@ import (
 // bytes are in the second-level cache when they are stored and digested in one
 // pass. Storing them from there costs less than letting the kernel copy them to
 // where they belong, and reading them again.
-const windowBytes = 128 << 10
+const windowBytes = 256 << 10
 
 // window is the part of a stream that was read and not yet used. Wipe it.
 type window struct {

@@ -15,8 +15,9 @@ const (
 	stripeBytes = 4096
 	// lanes of 32 bits of certainty each.
 	lanes = 4
-	// keyTail is how many more key words than message words a stripe takes.
-	keyTail = 4 * (lanes - 1)
+	// keyTail is how many more key words than message words a stripe has: four
+	// for every lane but the first, and four that only complete a line.
+	keyTail = 4 * lanes
 
 	// Line is what every length is a multiple of.
 	Line = 64
