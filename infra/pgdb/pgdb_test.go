@@ -26,42 +26,6 @@ func rows(t *testing.T, c *pgx.Conn, sql string, args ...any) []string {
 	return out
 }
 
-// What each role may do, all of it. A grant that is not here is a mistake.
-func TestGrants(t *testing.T) {
-	t.Parallel()
-	b := pgtest.New(t)
-	admin := b.Admin(t)
-	got := rows(t, admin, `
-SELECT grantee || ' ' || string_agg(privilege_type, ',' ORDER BY privilege_type) || ' ' || table_name
-FROM information_schema.role_table_grants
-WHERE table_schema = 'bulkhead' AND grantee LIKE 'bulkhead%' AND grantee <> 'bulkhead_owner'
-GROUP BY grantee, table_name ORDER BY 1`)
-	assert.Equal(t, got, []string{
-		"bulkhead_app INSERT,SELECT api_key",
-		"bulkhead_app INSERT,SELECT project",
-		"bulkhead_app INSERT,SELECT tenant",
-		"bulkhead_app INSERT,SELECT,UPDATE model",
-		"bulkhead_app INSERT,SELECT,UPDATE worker",
-		"bulkhead_app SELECT receipt",
-		"bulkhead_app SELECT usage",
-		"bulkhead_settle DELETE,INSERT,SELECT intent",
-		"bulkhead_settle INSERT,SELECT page_history",
-		"bulkhead_settle INSERT,SELECT receipt",
-		"bulkhead_settle INSERT,SELECT usage",
-	})
-	got = rows(t, admin, `
-SELECT r.rolname || ' ' || p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace CROSS JOIN pg_roles r
-WHERE n.nspname = 'bulkhead' AND r.rolname IN ('bulkhead_app','bulkhead_auth','bulkhead_settle','bulkhead_log')
-  AND has_function_privilege(r.oid, p.oid, 'EXECUTE') ORDER BY 1`)
-	assert.Equal(t, got, []string{
-		"bulkhead_app bootstrap_platform", "bulkhead_app current_is_platform", "bulkhead_app current_tenant", "bulkhead_auth find_api_key",
-	})
-	got = rows(t, admin, `
-SELECT rolname FROM pg_roles WHERE rolname LIKE 'bulkhead%' AND rolname <> 'bulkhead_admin'
-  AND (rolsuper OR rolbypassrls OR rolcreaterole OR rolcreatedb OR rolreplication)`)
-	assert.Equal(t, len(got), 0)
-}
-
 // Every table that has a tenant's rows has forced row-level security.
 func TestEveryTenantTableIsWalled(t *testing.T) {
 	t.Parallel()
