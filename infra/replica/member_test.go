@@ -72,7 +72,10 @@ func TestRecovery(t *testing.T) {
 	// The survivor has not been here for long enough.
 	time.Sleep(1500 * time.Millisecond)
 	assert.Equal(t, calls.Load(), 0)
-	c.ahead.Store(int64(replica.LeaseFor))
+	for _, ahead := range []time.Duration{replica.LeaseFor / 2, replica.LeaseFor} { // without a pause
+		c.ahead.Store(int64(ahead))
+		assert.NoError(t, survivor.Renew(t.Context()))
+	}
 	for calls.Load() < 2 {
 		time.Sleep(20 * time.Millisecond)
 	}
