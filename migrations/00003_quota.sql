@@ -16,7 +16,9 @@ CREATE TABLE replica (
     -- Who recovers what it held, and until when nobody else does.
     claimed_by    uuid,
     claimed_until timestamptz,
-    recovered_at  timestamptz
+    recovered_at  timestamptz,
+    -- The number of its last exchange of limits.
+    exchange      bigint NOT NULL DEFAULT 0
 );
 CREATE INDEX replica_unrecovered ON replica (lease_until) WHERE recovered_at IS NULL;
 
@@ -54,7 +56,7 @@ CREATE TABLE quota_limit (
 CREATE TABLE quota_bucket (
     limit_id     uuid PRIMARY KEY REFERENCES quota_limit (id) ON DELETE CASCADE,
     tenant       uuid NOT NULL,
-    -- Of the day or month; '-infinity' where there are none.
+    -- Of the day or month; 1970 where there are none.
     window_start timestamptz NOT NULL,
     -- Taken and spent, where that drains by time; up to drained_at it has.
     used         bigint NOT NULL DEFAULT 0 CHECK (used >= 0),
@@ -73,8 +75,6 @@ CREATE TABLE quota_slice (
     window_start timestamptz NOT NULL,
     tenant       uuid NOT NULL,
     held         bigint NOT NULL CHECK (held >= 0),
-    -- Of held, what settled requests spent; written with their usage.
-    consumed     bigint NOT NULL DEFAULT 0 CHECK (consumed >= 0),
     -- Totals of what the replica reported, where taken drains by time.
     spent        bigint NOT NULL DEFAULT 0,
     refunded     bigint NOT NULL DEFAULT 0,
@@ -82,6 +82,19 @@ CREATE TABLE quota_slice (
 );
 CREATE INDEX quota_slice_tenant ON quota_slice (tenant);
 CREATE INDEX quota_slice_limit ON quota_slice (limit_id);
+
+-- Of what a replica holds, what its settled requests spent; written in the
+-- transaction of their usage. It has no foreign keys, so that nothing but the database
+-- being away can keep a receipt from being written.
+CREATE TABLE quota_spend (
+    replica      uuid NOT NULL,
+    limit_id     uuid NOT NULL,
+    window_start timestamptz NOT NULL,
+    tenant       uuid NOT NULL,
+    amount       bigint NOT NULL,
+    PRIMARY KEY (replica, limit_id, window_start)
+);
+CREATE INDEX quota_spend_tenant ON quota_spend (tenant, limit_id);
 
 -- List prices. The latest that is in effect counts.
 CREATE TABLE price (
@@ -110,7 +123,7 @@ CREATE FUNCTION quota_window(period text, at timestamptz, OUT starts timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN period IN ('day', 'month')
     THEN ROW (date_trunc(period, at, 'UTC'), (date_trunc(period, at AT TIME ZONE 'UTC') + ('1 ' || period)::interval) AT TIME ZONE 'UTC')
-    ELSE ROW ('-infinity'::timestamptz, 'infinity'::timestamptz) END;
+    ELSE ROW ('1970-01-01 UTC'::timestamptz, 'infinity'::timestamptz) END;
 
 -- Lets spent drain from a bucket up to a moment, and begins its new window.
 -- +goose StatementBegin
@@ -150,13 +163,14 @@ $$;
 -- limit it says what it keeps of its slice, what it has spent and got back since
 -- it began, and what it wants more: at least `least`, all of `need` if there
 -- is, and `extra` while there is plenty. Every number but the wishes is absolute, so that
--- asking again after a lost answer changes nothing. A limit that is not in the
--- answer does not exist any more.
+-- asking again after a lost answer changes nothing; and every exchange has a
+-- higher number than the one before, so that one which was given up cannot come true after
+-- the next. A limit that is not in the answer does not exist any more.
 -- +goose StatementBegin
-CREATE FUNCTION quota_exchange(me uuid, wanted uuid[], keep_of timestamptz[], keep bigint[], spend bigint[], refund bigint[],
+CREATE FUNCTION quota_exchange(me uuid, number bigint, wanted uuid[], keep_of timestamptz[], keep bigint[], spend bigint[], refund bigint[],
     least_of bigint[], need bigint[], extra bigint[])
-RETURNS TABLE (limit_id uuid, window_start timestamptz, ends_in_us bigint, slice bigint, free bigint,
-               others bigint, wait_us bigint, recalled boolean, warn boolean, clock timestamptz)
+RETURNS TABLE (limit_id uuid, window_start timestamptz, ends_in_us bigint, slice bigint, told_spent bigint, told_refunded bigint,
+               amount bigint, free bigint, others bigint, wait_us bigint, warn boolean)
 LANGUAGE plpgsql SET search_path = bulkhead, pg_temp
 AS $$
 #variable_conflict use_column
@@ -170,9 +184,9 @@ DECLARE
     taken bigint;
 BEGIN
     -- A replica that was declared dead holds nothing, and takes nothing.
-    PERFORM FROM replica WHERE epoch = me AND ended_at IS NULL FOR SHARE;
+    UPDATE replica SET exchange = number WHERE epoch = me AND ended_at IS NULL AND exchange < number;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'replica has ended' USING ERRCODE = 'BH001';
+        RAISE EXCEPTION 'the replica has ended, or this is not its latest exchange' USING ERRCODE = 'BH001';
     END IF;
     -- In one order, so that two replicas never wait for each other.
     FOR i IN SELECT o FROM generate_subscripts(wanted, 1) o ORDER BY wanted[o] LOOP
@@ -187,7 +201,7 @@ BEGIN
         b := quota_advance(b, l, t);
         SELECT * INTO s FROM quota_slice q WHERE q.replica = me AND q.limit_id = l.id AND q.window_start = b.window_start FOR UPDATE;
         IF NOT FOUND THEN
-            s := ROW (me, l.id, b.window_start, l.tenant, 0, 0, 0, 0);
+            s := ROW (me, l.id, b.window_start, l.tenant, 0, 0, 0);
         END IF;
         IF l.period = 'minute' THEN
             -- What was spent leaves the slice and begins to drain.
@@ -200,7 +214,6 @@ BEGIN
         END IF;
         -- What the replica does not know of, or does not need, goes back.
         taken := CASE WHEN keep_of[i] = b.window_start THEN least(keep[i], s.held) ELSE 0 END;
-        taken := greatest(taken, s.consumed);
         b.held := greatest(b.held - (s.held - taken), 0);
         s.held := taken;
 
@@ -209,9 +222,9 @@ BEGIN
             WHEN free >= need[i] THEN need[i] + least(extra[i], (free - need[i]) / 8)
             WHEN least_of[i] > 0 AND free >= least_of[i] THEN free
             ELSE 0 END;
-        recalled := grant_ < need[i] AND b.held > s.held AND coalesce(b.recalled_at < t - interval '1 second', true);
-        IF recalled THEN
-            b.recalled_at := t;
+        -- Others give back what they do not use when they hear of it.
+        IF grant_ < need[i] AND b.held > s.held AND coalesce(b.recalled_at < clock_timestamp() - interval '50 ms', true) THEN
+            b.recalled_at := clock_timestamp();
             PERFORM pg_notify('bulkhead_quota', 'recall ' || l.id);
         END IF;
         b.held := b.held + grant_;
@@ -230,12 +243,14 @@ BEGIN
         window_start := b.window_start;
         ends_in_us := CASE WHEN l.period IN ('day', 'month') THEN (extract(epoch FROM (quota_window(l.period, t)).ends - t) * 1000000)::bigint END;
         slice := s.held;
+        told_spent := s.spent;
+        told_refunded := s.refunded;
+        amount := l.amount;
         others := b.held - s.held;
         wait_us := CASE
             WHEN l.period = 'none' OR greatest(least_of[i], 1) > l.amount THEN NULL
             WHEN l.period = 'minute' THEN ceil(greatest(greatest(least_of[i], 1) - free, 1) * 60000000.0 / l.amount)::bigint
             ELSE ends_in_us END;
-        clock := t;
         RETURN NEXT;
     END LOOP;
 END
@@ -252,6 +267,7 @@ AS $$
 DECLARE
     s       quota_slice;
     period_ text;
+    spent_  bigint;
     pending bigint;
     remain  bigint := 0;
 BEGIN
@@ -275,47 +291,65 @@ BEGIN
         SELECT coalesce(sum(c.amount), 0) INTO pending
             FROM intent n CROSS JOIN unnest(n.limits, n.amounts) AS c (limit_id, amount)
             WHERE n.replica = dead AND c.limit_id = s.limit_id;
-        pending := least(pending, greatest(s.held - s.consumed, 0));
-        UPDATE quota_bucket q SET held = greatest(q.held - greatest(s.held - s.consumed - pending, 0), 0)
+        SELECT coalesce(sum(q.amount), 0) INTO spent_
+            FROM quota_spend q WHERE q.replica = dead AND q.limit_id = s.limit_id AND q.window_start = s.window_start;
+        pending := least(pending, greatest(s.held - spent_, 0));
+        UPDATE quota_bucket q SET held = greatest(q.held - greatest(s.held - spent_ - pending, 0), 0)
             WHERE q.limit_id = s.limit_id AND q.window_start = s.window_start;
         IF pending > 0 THEN
-            UPDATE quota_slice q SET held = s.consumed + pending
+            UPDATE quota_slice q SET held = spent_ + pending
                 WHERE q.replica = dead AND q.limit_id = s.limit_id AND q.window_start = s.window_start;
             remain := remain + 1;
         ELSE
             DELETE FROM quota_slice q WHERE q.replica = dead AND q.limit_id = s.limit_id AND q.window_start = s.window_start;
         END IF;
     END LOOP;
+    IF remain = 0 THEN
+        DELETE FROM quota_spend WHERE replica = dead;
+    END IF;
     RETURN remain;
 END
 $$;
 -- +goose StatementEnd
 
--- Tells replicas that limits or prices changed: of a tenant, or of all.
+-- Tells replicas that the limits of a tenant changed, or a price.
 -- +goose StatementBegin
-CREATE FUNCTION quota_changed() RETURNS trigger
+CREATE FUNCTION quota_limit_changed() RETURNS trigger
 LANGUAGE plpgsql SET search_path = bulkhead, pg_temp
 AS $$
 BEGIN
-    PERFORM pg_notify('bulkhead_quota', 'changed');
+    PERFORM pg_notify('bulkhead_quota', 'limits ' || coalesce(NEW.tenant, OLD.tenant));
     RETURN NULL;
 END
 $$;
 -- +goose StatementEnd
-CREATE TRIGGER changed AFTER INSERT OR UPDATE OR DELETE ON quota_limit FOR EACH STATEMENT EXECUTE FUNCTION quota_changed();
-CREATE TRIGGER changed AFTER INSERT OR UPDATE OR DELETE ON price FOR EACH STATEMENT EXECUTE FUNCTION quota_changed();
+-- +goose StatementBegin
+CREATE FUNCTION price_changed() RETURNS trigger
+LANGUAGE plpgsql SET search_path = bulkhead, pg_temp
+AS $$
+BEGIN
+    PERFORM pg_notify('bulkhead_quota', 'prices');
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+CREATE TRIGGER changed AFTER INSERT OR UPDATE OR DELETE ON quota_limit FOR EACH ROW EXECUTE FUNCTION quota_limit_changed();
+CREATE TRIGGER changed AFTER INSERT OR UPDATE OR DELETE ON price FOR EACH STATEMENT EXECUTE FUNCTION price_changed();
 
 ALTER TABLE quota_limit  ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
 ALTER TABLE quota_bucket ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
 ALTER TABLE quota_slice  ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+ALTER TABLE quota_spend  ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
 ALTER TABLE price        ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
 
 CREATE POLICY owner ON quota_limit TO bulkhead_owner USING (true);
 CREATE POLICY owner ON quota_bucket TO bulkhead_owner USING (true);
 CREATE POLICY owner ON quota_slice TO bulkhead_owner USING (true);
+CREATE POLICY owner ON quota_spend TO bulkhead_owner USING (true);
 CREATE POLICY settle ON quota_limit  TO bulkhead_settle USING (true);
 CREATE POLICY settle ON quota_bucket TO bulkhead_settle USING (true);
 CREATE POLICY settle ON quota_slice  TO bulkhead_settle USING (true);
+CREATE POLICY settle ON quota_spend  TO bulkhead_settle USING (true);
 CREATE POLICY settle ON price        TO bulkhead_settle USING (true);
 
 -- A tenant reads all limits that bind it and changes its own; the operator's are
@@ -327,6 +361,7 @@ CREATE POLICY app_write ON quota_limit FOR UPDATE TO bulkhead_app USING (current
 CREATE POLICY app_drop  ON quota_limit FOR DELETE TO bulkhead_app USING (current_is_platform() OR (tenant = current_tenant() AND NOT platform));
 CREATE POLICY app ON quota_bucket FOR SELECT TO bulkhead_app USING (tenant = current_tenant() OR current_is_platform());
 CREATE POLICY app ON quota_slice  FOR SELECT TO bulkhead_app USING (tenant = current_tenant() OR current_is_platform());
+CREATE POLICY app ON quota_spend  FOR SELECT TO bulkhead_app USING (tenant = current_tenant() OR current_is_platform());
 CREATE POLICY app_read ON price FOR SELECT TO bulkhead_app USING (true);
 CREATE POLICY app_make ON price FOR INSERT TO bulkhead_app WITH CHECK (current_is_platform());
 
@@ -335,13 +370,13 @@ GRANT SELECT ON replica TO bulkhead_app;
 -- Locking a row takes the right to update it.
 GRANT SELECT, UPDATE (version) ON quota_limit TO bulkhead_settle;
 GRANT SELECT, INSERT, UPDATE ON quota_bucket TO bulkhead_settle;
-GRANT SELECT, INSERT, UPDATE, DELETE ON quota_slice TO bulkhead_settle;
+GRANT SELECT, INSERT, UPDATE, DELETE ON quota_slice, quota_spend TO bulkhead_settle;
 GRANT SELECT ON price TO bulkhead_settle;
 GRANT SELECT, INSERT, DELETE, UPDATE (amount, soft, version) ON quota_limit TO bulkhead_app;
-GRANT SELECT ON quota_bucket, quota_slice TO bulkhead_app;
+GRANT SELECT ON quota_bucket, quota_slice, quota_spend TO bulkhead_app;
 GRANT SELECT, INSERT ON price TO bulkhead_app;
 GRANT EXECUTE ON FUNCTION quota_now(), quota_window(text, timestamptz), quota_advance(quota_bucket, quota_limit, timestamptz) TO bulkhead_settle, bulkhead_app;
-GRANT EXECUTE ON FUNCTION quota_exchange(uuid, uuid[], timestamptz[], bigint[], bigint[], bigint[], bigint[], bigint[], bigint[]), quota_recover(uuid) TO bulkhead_settle;
+GRANT EXECUTE ON FUNCTION quota_exchange(uuid, bigint, uuid[], timestamptz[], bigint[], bigint[], bigint[], bigint[], bigint[], bigint[]), quota_recover(uuid) TO bulkhead_settle;
 
 -- No tenant is without limits.
 -- +goose StatementBegin

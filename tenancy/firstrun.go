@@ -40,6 +40,9 @@ func (s *Store) FirstRun(ctx context.Context, save func(First) error) (bool, err
 		if err := pgdb.SetTenant(ctx, tx, f.Platform.ID); err != nil {
 			return err
 		}
+		if err := tenancydb.New(tx).DefaultLimits(ctx, tenancydb.DefaultLimitsParams{Tenant: f.Platform.ID, At: now}); err != nil {
+			return err
+		}
 		own, err := s.insertProject(ctx, tx, f.Platform.ID, firstProject)
 		if err != nil {
 			return err

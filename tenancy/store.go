@@ -101,6 +101,10 @@ func (s *Store) insertTenant(ctx context.Context, tx pgx.Tx, name string) (Tenan
 	if err := tenancydb.New(tx).InsertTenant(ctx, tenancydb.InsertTenantParams{ID: t.ID, Name: name, CreatedAt: now}); err != nil {
 		return t, Project{}, err
 	}
+	// No tenant is without limits.
+	if err := tenancydb.New(tx).DefaultLimits(ctx, tenancydb.DefaultLimitsParams{Tenant: t.ID, At: now}); err != nil {
+		return t, Project{}, err
+	}
 	if err := pgdb.SetTenant(ctx, tx, t.ID); err != nil {
 		return t, Project{}, err
 	}

@@ -181,6 +181,6 @@ func TestRecoverOwnReplica(t *testing.T) {
 	t.Parallel()
 	me := id.NewEpoch(time.Now())
 	s := settle.New(settle.Options{Replica: me, Now: time.Now})
-	_, err := s.Recover(t.Context(), me)
+	_, err := s.Recover(t.Context(), me, ended)
 	assert.True(t, errors.Is(err, settle.ErrOwnReplica))
 }

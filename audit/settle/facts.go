@@ -6,12 +6,15 @@ import (
 
 	"bulkhead.dev/audit/receipt"
 	"bulkhead.dev/infra/id"
+	"bulkhead.dev/tenancy/quota"
 )
 
 // Facts are everything that is known about a request when it ends.
 type Facts struct {
 	Receipt receipt.Receipt
 	Usage   Usage
+	// Charges are written with the usage.
+	Charges []quota.Charge
 }
 
 // Usage is what is metered beyond the receipt. Input and output tokens and what
@@ -31,6 +34,11 @@ type Intent struct {
 	Key      id.Key
 	Reserved int64 // tokens: prompt and maximum output
 	Created  time.Time
+	// Holds are what the request holds of limits until it is settled.
+	Holds []quota.Hold
+	// Transfer, Prefill and Decode say whom to ask whether it still runs.
+	Transfer        id.Transfer
+	Prefill, Decode id.Epoch
 }
 
 // rows is a receipt in the form of the two tables.

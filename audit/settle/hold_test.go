@@ -119,7 +119,7 @@ func TestRecoverTogether(t *testing.T) {
 	for i := range recovered {
 		wg.Go(func() {
 			s := settle.New(settle.Options{DB: b.Pools.Settle, Replica: id.NewEpoch(time.Now()), Now: time.Now, MaxBatch: 7})
-			n, err := s.Recover(t.Context(), dead[0])
+			n, err := s.Recover(t.Context(), dead[0], ended)
 			if err != nil {
 				t.Error(err)
 			}
@@ -142,7 +142,7 @@ func TestRecoverWithoutDatabase(t *testing.T) {
 	assert.NoError(t, err)
 	s := settle.New(settle.Options{DB: b.db, Replica: id.NewEpoch(time.Now()), Now: time.Now})
 	b.db.down.Store(true)
-	_, err = s.Recover(t.Context(), dead[0])
+	_, err = s.Recover(t.Context(), dead[0], ended)
 	assert.True(t, pgdb.IsUnavailable(err))
 	assert.Equal(t, b.count(t, "SELECT count(*) FROM intent"), 1)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"bulkhead.dev/audit/receipt"
 	"bulkhead.dev/audit/settle/settledb"
@@ -31,31 +32,39 @@ func (s *Settler) Replicas(ctx context.Context) ([]id.Epoch, error) {
 // Recover turns the intents that a dead replica left into receipts with the
 // outcome lost and a usage of nothing, and returns how many. The caller has
 // proof that the replica is dead; a live one would find its own receipts taken.
-func (s *Settler) Recover(ctx context.Context, replica id.Epoch) (int, error) {
+//
+// ended is asked about each intent, and returns nil when no worker computes anything
+// for the request any more. An intent for which it returns an error is left, and
+// Recover returns the error when it has dealt with the others.
+func (s *Settler) Recover(ctx context.Context, replica id.Epoch, ended func(context.Context, Intent) error) (recovered int, err error) {
 	if replica == s.opt.Replica {
 		return 0, ErrOwnReplica
 	}
-	recovered := 0
-	for {
-		intents, err := settledb.New(s.opt.DB).IntentsOf(ctx, settledb.IntentsOfParams{Replica: replica, Page: int32(s.opt.MaxBatch)})
+	var left error
+	for after := (id.Request{}); ; {
+		page, err := settledb.New(s.opt.DB).IntentsOf(ctx, settledb.IntentsOfParams{Replica: replica, After: after, Page: int32(s.opt.MaxBatch)})
 		if err != nil {
 			return recovered, pgdb.Wrap("read intents", err)
 		}
-		if len(intents) == 0 {
-			return recovered, nil
+		if len(page) == 0 {
+			return recovered, left
 		}
-		now := receipt.At(s.opt.Now())
-		facts := make([]rows, len(intents))
-		for i, in := range intents {
-			created := receipt.At(in.CreatedAt)
-			facts[i], err = encode(Facts{Receipt: receipt.Receipt{
-				Request: in.RequestID, Tenant: in.Tenant, Project: in.Project, Key: in.ApiKey,
-				Received: created, Admitted: created, Finished: max(now, created),
-				Outcome: receipt.Lost, Replica: replica,
-			}})
+		after = page[len(page)-1].RequestID
+		var facts []rows
+		for _, row := range page {
+			in := intentOf(row)
+			if err := ended(ctx, in); err != nil {
+				left = err
+				continue
+			}
+			f, err := encode(lost(in, replica, s.opt.Now()))
 			if err != nil {
 				return recovered, fmt.Errorf("make receipt of a lost request: %w", err)
 			}
+			facts = append(facts, f)
+		}
+		if len(facts) == 0 {
+			continue
 		}
 		stored, err := write(ctx, s.opt.DB, replica, facts, nil)
 		if err != nil {
@@ -64,4 +73,22 @@ func (s *Settler) Recover(ctx context.Context, replica id.Epoch) (int, error) {
 		// A request that had a receipt keeps it; its intent is gone now.
 		recovered += len(facts) - len(stored)
 	}
+}
+
+func intentOf(row settledb.IntentsOfRow) Intent {
+	in := Intent{Request: row.RequestID, Tenant: row.Tenant, Project: row.Project, Key: row.ApiKey, Reserved: row.ReservedTokens, Created: row.CreatedAt}
+	// Null where a replica of an earlier version wrote it: nobody can be asked.
+	if row.Transfer != nil && row.PrefillEpoch != nil && row.DecodeEpoch != nil {
+		in.Transfer, in.Prefill, in.Decode = *row.Transfer, *row.PrefillEpoch, *row.DecodeEpoch
+	}
+	return in
+}
+
+func lost(in Intent, replica id.Epoch, now time.Time) Facts {
+	created := receipt.At(in.Created)
+	return Facts{Receipt: receipt.Receipt{
+		Request: in.Request, Tenant: in.Tenant, Project: in.Project, Key: in.Key,
+		Received: created, Admitted: created, Finished: max(receipt.At(now), created),
+		Outcome: receipt.Lost, Replica: replica,
+	}}
 }

@@ -182,7 +182,7 @@ func TestLostRequests(t *testing.T) {
 	assert.Equal(t, len(dead), 1)
 	next := settle.New(settle.Options{DB: b.Pools.Settle, Replica: id.NewEpoch(time.Now()), Now: time.Now})
 	next.Start()
-	n, err := next.Recover(t.Context(), dead[0])
+	n, err := next.Recover(t.Context(), dead[0], ended)
 	assert.NoError(t, err)
 	assert.Equal(t, n, 1)
 	assert.NoError(t, next.Stop(t.Context()))
@@ -191,3 +191,6 @@ func TestLostRequests(t *testing.T) {
 	assert.Equal(t, b.count(t, `SELECT sum(input_tokens + output_tokens)::int FROM bulkhead.usage WHERE request_id = $1`, [16]byte(lost.Receipt.Request)), 0)
 	assert.Equal(t, b.count(t, `SELECT count(*) FROM bulkhead.intent`), 0)
 }
+
+// ended says that no worker runs a request any more.
+func ended(context.Context, settle.Intent) error { return nil }

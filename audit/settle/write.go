@@ -12,9 +12,15 @@ import (
 	"bulkhead.dev/infra/pgdb"
 )
 
+// The holds of an intent are flat arrays with the number of the intent that each
+// belongs to, because arrays of arrays have to be rectangular.
 const insertIntents = `
-INSERT INTO intent (request_id, tenant, project, api_key, replica, reserved_tokens, created_at)
-SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::uuid[], $6::bigint[], $7::timestamptz[])
+INSERT INTO intent (request_id, tenant, project, api_key, replica, reserved_tokens, created_at, transfer, prefill_epoch, decode_epoch, limits, amounts)
+SELECT i.request_id, i.tenant, i.project, i.api_key, $5, i.reserved, i.created, i.transfer, i.prefill, i.decode, coalesce(h.limits, '{}'), coalesce(h.amounts, '{}')
+FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $6::bigint[], $7::timestamptz[], $8::uuid[], $9::uuid[], $10::uuid[])
+    WITH ORDINALITY AS i (request_id, tenant, project, api_key, reserved, created, transfer, prefill, decode, n)
+LEFT JOIN (SELECT n, array_agg(limit_id) AS limits, array_agg(amount) AS amounts
+    FROM unnest($11::bigint[], $12::uuid[], $13::bigint[]) AS h (n, limit_id, amount) GROUP BY n) h USING (n)
 ON CONFLICT DO NOTHING`
 
 const insertUsage = `
@@ -25,6 +31,16 @@ SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::text[],
     $9::text[], $10::boolean[], $11::text[], $12::bigint[], $13::bigint[], $14::bigint[], $15::bigint[], $16::bigint[],
     $17::timestamptz[], $18::timestamptz[], $19::timestamptz[], $20::timestamptz[], $21::bytea[])
 ON CONFLICT DO NOTHING`
+
+// insertCharges counts what requests spent out of the slices of this replica,
+// once for each: only of those whose usage is written now.
+const insertCharges = `
+WITH written AS (` + insertUsage + ` RETURNING request_id)
+INSERT INTO quota_spend AS s (replica, limit_id, window_start, tenant, amount)
+SELECT $22, limit_id, window_start, tenant, sum(amount)
+FROM unnest($23::uuid[], $24::uuid[], $25::timestamptz[], $26::uuid[], $27::bigint[]) AS c (request_id, limit_id, window_start, tenant, amount)
+JOIN written USING (request_id) GROUP BY limit_id, window_start, tenant
+ON CONFLICT (replica, limit_id, window_start) DO UPDATE SET amount = s.amount + EXCLUDED.amount`
 
 const insertReceipts = `
 INSERT INTO receipt (request_id, tenant, body, digest, model_digest, prefill_epoch, decode_epoch,
@@ -50,7 +66,7 @@ func write(ctx context.Context, db pgdb.DB, replica id.Epoch, facts []rows, inte
 		for i, r := range facts {
 			ids[i] = r.facts.Receipt.Request
 		}
-		queueUsage(b, ids, facts)
+		queueUsage(b, replica, ids, facts)
 		queueReceipts(b, ids, facts).Query(func(rows pgx.Rows) error {
 			for rows.Next() {
 				var one [16]byte
@@ -91,19 +107,26 @@ func write(ctx context.Context, db pgdb.DB, replica id.Epoch, facts []rows, inte
 func queueIntents(b *pgx.Batch, replica id.Epoch, intents []Intent) {
 	n := len(intents)
 	var (
-		request, tenant, project = make([][16]byte, n), make([][16]byte, n), make([][16]byte, n)
-		key, replicas            = make([][16]byte, n), make([][16]byte, n)
-		reserved                 = make([]int64, n)
-		created                  = make([]time.Time, n)
+		request, tenant, project  = make([][16]byte, n), make([][16]byte, n), make([][16]byte, n)
+		key                       = make([][16]byte, n)
+		reserved                  = make([]int64, n)
+		created                   = make([]time.Time, n)
+		transfer, prefill, decode = make([][16]byte, n), make([][16]byte, n), make([][16]byte, n)
+		of, amounts               []int64
+		limits                    [][16]byte
 	)
 	for i, in := range intents {
 		request[i], tenant[i], project[i], key[i] = in.Request, in.Tenant, in.Project, in.Key
-		replicas[i], reserved[i], created[i] = replica, in.Reserved, in.Created
+		reserved[i], created[i] = in.Reserved, in.Created
+		transfer[i], prefill[i], decode[i] = in.Transfer, in.Prefill, in.Decode
+		for _, h := range in.Holds {
+			of, limits, amounts = append(of, int64(i+1)), append(limits, h.Limit), append(amounts, h.Amount)
+		}
 	}
-	b.Queue(insertIntents, request, tenant, project, key, replicas, reserved, created)
+	b.Queue(insertIntents, request, tenant, project, key, [16]byte(replica), reserved, created, transfer, prefill, decode, of, limits, amounts)
 }
 
-func queueUsage(b *pgx.Batch, ids [][16]byte, facts []rows) {
+func queueUsage(b *pgx.Batch, replica id.Epoch, ids [][16]byte, facts []rows) {
 	n := len(facts)
 	var (
 		tenant, project, key    = make([][16]byte, n), make([][16]byte, n), make([][16]byte, n)
@@ -127,8 +150,24 @@ func queueUsage(b *pgx.Batch, ids [][16]byte, facts []rows) {
 		received[i], finished[i] = r.Received.Time(), r.Finished.Time()
 		admitted[i], first[i] = orNull(r.Admitted), orNull(r.FirstByte)
 	}
-	b.Queue(insertUsage, ids, tenant, project, key, model, modelDigest, surface, streamed, outcome, withheld, finish,
-		in, cached, out, prefill, decode, received, admitted, first, finished, digest)
+	args := []any{ids, tenant, project, key, model, modelDigest, surface, streamed, outcome, withheld, finish,
+		in, cached, out, prefill, decode, received, admitted, first, finished, digest}
+	var (
+		charged, limits, payers [][16]byte
+		windows                 []time.Time
+		amounts                 []int64
+	)
+	for _, f := range facts {
+		for _, c := range f.facts.Charges {
+			charged, limits, payers = append(charged, f.facts.Receipt.Request), append(limits, c.Limit), append(payers, f.facts.Receipt.Tenant)
+			windows, amounts = append(windows, c.Window), append(amounts, c.Amount)
+		}
+	}
+	if len(charged) == 0 {
+		b.Queue(insertUsage, args...)
+		return
+	}
+	b.Queue(insertCharges, append(args, [16]byte(replica), charged, limits, windows, payers, amounts)...)
 }
 
 func queueReceipts(b *pgx.Batch, ids [][16]byte, facts []rows) *pgx.QueuedQuery {

@@ -33,10 +33,12 @@ import (
 	"bulkhead.dev/infra/id"
 	"bulkhead.dev/infra/pgdb"
 	"bulkhead.dev/infra/pgembed"
+	"bulkhead.dev/infra/replica"
 	"bulkhead.dev/infra/secret"
 	"bulkhead.dev/infra/telemetry"
 	"bulkhead.dev/services/gateway"
 	"bulkhead.dev/tenancy"
+	"bulkhead.dev/tenancy/quota"
 )
 
 // platform is everything that `bulkhead up` runs. Its parts are made in the
@@ -58,6 +60,8 @@ type platform struct {
 	firstKey secret.String // API key of the first start, else empty
 	auth     *tenancy.Authenticator
 	settler  *settle.Settler
+	member   *replica.Member
+	quota    *quota.Book
 
 	runDir    string
 	authority *peer.Authority
@@ -261,6 +265,10 @@ func (p *platform) openTenancy(ctx context.Context, _ *env) error {
 		return fmt.Errorf("list the model: %w", err)
 	}
 
+	// Closed after the settler, so that what it still writes is this replica's.
+	if err := p.openReplica(ctx); err != nil {
+		return err
+	}
 	p.settler = settle.New(settle.Options{DB: p.pools.Settle, Replica: p.replica, Log: p.log, Now: time.Now, HoldFor: p.cfg.Timeout.Evidence.Std()})
 	p.settler.Start()
 	p.onClose(func() error {
@@ -268,32 +276,7 @@ func (p *platform) openTenancy(ctx context.Context, _ *env) error {
 		defer cancel()
 		return p.settler.Stop(ctx)
 	})
-	// Whoever wrote these intents held the lock of this data folder before us
-	// and is dead; with a database of our own there is no other replica.
-	if p.postgres != nil {
-		return p.recoverIntents(ctx)
-	}
-	return nil
-}
-
-// recoverIntents gives every request that a dead process had admitted the
-// receipt that says so.
-func (p *platform) recoverIntents(ctx context.Context) error {
-	dead, err := p.settler.Replicas(ctx)
-	if err != nil {
-		return fmt.Errorf("look for unfinished requests: %w", err)
-	}
-	for _, r := range dead {
-		if r == p.replica {
-			continue
-		}
-		n, err := p.settler.Recover(ctx, r)
-		if err != nil {
-			return fmt.Errorf("settle unfinished requests: %w", err)
-		}
-		p.log.InfoContext(ctx, "settled requests of a process that died", "replica", r.String(), "requests", n)
-	}
-	return nil
+	return p.endOthers(ctx)
 }
 
 func (p *platform) modelPath(digest [32]byte) (string, error) {
@@ -402,7 +385,7 @@ const recordWorker = 2 * time.Second
 
 func (p *platform) openGateway() error {
 	p.gateway = &gateway.Gateway{
-		Catalog: &gateway.CachedCatalog{From: tenancy.NewCatalog(p.pools.App), Now: time.Now}, Prompts: p.prompts, Pool: p.registry, Evidence: evidence{p.settler}, Observer: p.metrics,
+		Catalog: &gateway.CachedCatalog{From: tenancy.NewCatalog(p.pools.App), Now: time.Now}, Prompts: p.prompts, Pool: p.registry, Evidence: evidence{p.settler}, Quota: p.quota, Observer: p.metrics,
 		Log: p.log, Now: time.Now, Seed: rand.Uint64, DigestKey: p.keys.DigestKey, Replica: p.replica,
 	}
 	p.onClose(func() error { p.gateway.Wait(); return nil })
@@ -420,6 +403,7 @@ func (p *platform) run(g *errgroup.Group, ctx context.Context) {
 	for _, s := range p.servers {
 		g.Go(s.run)
 	}
+	g.Go(func() error { return p.member.Run(workers) })
 	if p.databaseGone != nil {
 		g.Go(func() error {
 			select {

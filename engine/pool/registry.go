@@ -279,6 +279,14 @@ func (r *Registry) WaitReady(ctx context.Context, model [32]byte) error {
 	}
 }
 
+// Worker returns a worker that is not known to be dead, nil if there is none of
+// that epoch.
+func (r *Registry) Worker(epoch id.Epoch) *Worker {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.workers[epoch]
+}
+
 // Workers returns what is known of each worker, ordered by epoch.
 func (r *Registry) Workers() []Status {
 	r.mu.Lock()

@@ -30,12 +30,14 @@ type Receipt [16]byte
 // process starts. Its text form starts with "wrk_".
 type Epoch [16]byte
 
-// Tenant, Project and Key identify administrative objects. Their text forms
-// start with "ten_", "prj_" and "key_".
+// Tenant, Project, Key, Limit and Price identify administrative objects. Their
+// text forms start with "ten_", "prj_", "key_", "lim_" and "prc_".
 type (
 	Tenant  [16]byte
 	Project [16]byte
 	Key     [16]byte
+	Limit   [16]byte
+	Price   [16]byte
 )
 
 // Lease names one grant of pages to one request on one leg; Transfer one
@@ -58,6 +60,8 @@ const (
 	prefixTenant  = "ten_"
 	prefixProject = "prj_"
 	prefixKey     = "key_"
+	prefixLimit   = "lim_"
+	prefixPrice   = "prc_"
 )
 
 // ErrMalformed means that a text is not an identifier of the wanted kind.
@@ -77,6 +81,12 @@ func NewProject(now time.Time) Project { return Project(timed(now)) }
 
 // NewKey mints the id of an API key for the given time. It is not the secret.
 func NewKey(now time.Time) Key { return Key(timed(now)) }
+
+// NewLimit mints the id of a limit for the given time.
+func NewLimit(now time.Time) Limit { return Limit(timed(now)) }
+
+// NewPrice mints the id of a price for the given time.
+func NewPrice(now time.Time) Price { return Price(timed(now)) }
 
 // NewLease mints a lease id.
 func NewLease() Lease { return Lease(random()) }
@@ -105,6 +115,8 @@ func (e Epoch) String() string    { return prefixEpoch + ulid.ULID(e).String() }
 func (t Tenant) String() string   { return prefixTenant + ulid.ULID(t).String() }
 func (p Project) String() string  { return prefixProject + ulid.ULID(p).String() }
 func (k Key) String() string      { return prefixKey + ulid.ULID(k).String() }
+func (l Limit) String() string    { return prefixLimit + ulid.ULID(l).String() }
+func (p Price) String() string    { return prefixPrice + ulid.ULID(p).String() }
 func (l Lease) String() string    { return hex.EncodeToString(l[:]) }
 func (t Transfer) String() string { return hex.EncodeToString(t[:]) }
 
@@ -131,6 +143,9 @@ func ParseProject(s string) (Project, error) { return parse[Project](s, prefixPr
 
 // ParseKey reads the text form of the id of an API key.
 func ParseKey(s string) (Key, error) { return parse[Key](s, prefixKey) }
+
+// ParseLimit reads the text form of the id of a limit.
+func ParseLimit(s string) (Limit, error) { return parse[Limit](s, prefixLimit) }
 
 // FromBytes makes an identifier of any kind from the 16 bytes of a message or
 // a database column.

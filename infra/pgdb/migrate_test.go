@@ -96,7 +96,7 @@ func TestMigrateEmptyServerTogether(t *testing.T) {
 	assert.NoError(t, pools.Auth.Ping(t.Context()))
 	assert.NoError(t, pools.Settle.Ping(t.Context()))
 	stats := pools.Stats()
-	assert.Equal(t, len(stats), 4)
+	assert.Equal(t, len(stats), 5)
 	assert.Equal(t, stats[0].Max, pgdb.DefaultSizes.App)
 
 	// A database of a newer version is left alone.

@@ -21,6 +21,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"bulkhead.dev/infra/id"
 )
@@ -33,6 +34,11 @@ type DB interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+// Listener gives out a connection for LISTEN; *pgxpool.Pool.
+type Listener interface {
+	Acquire(ctx context.Context) (*pgxpool.Conn, error)
 }
 
 // Schema is the schema that holds every object of the platform. Connections

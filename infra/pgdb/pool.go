@@ -47,19 +47,20 @@ var ErrDSN = errors.New("the database connection string cannot be read")
 
 // Sizes are the connections of each pool.
 type Sizes struct {
-	App, Auth, Settle, Background int32
+	App, Auth, Settle, Quota, Background int32
 }
 
 // DefaultSizes are for one replica. Together they stay well below the 100
 // connections that PostgreSQL allows by default. Authentication and settlement have their
 // own, so that a flood of either, or a slow list, cannot starve the other.
-var DefaultSizes = Sizes{App: 8, Auth: 6, Settle: 2, Background: 4}
+var DefaultSizes = Sizes{App: 8, Auth: 6, Settle: 2, Quota: 4, Background: 4}
 
 // Pools are the connections of one process.
 type Pools struct {
 	App        *pgxpool.Pool // RoleApp: what requests of the administrative API read and write
 	Auth       *pgxpool.Pool // RoleAuth: API key look-ups
 	Settle     *pgxpool.Pool // RoleSettle: usage and receipts
+	Quota      *pgxpool.Pool // RoleSettle: limits, and the lease of the replica
 	Background *pgxpool.Pool // RoleApp: work that no request waits for
 }
 
@@ -70,6 +71,7 @@ const (
 	statementApp        = 5 * time.Second
 	statementAuth       = 2 * time.Second
 	statementSettle     = 5 * time.Second
+	statementQuota      = 2 * time.Second
 	statementBackground = 60 * time.Second
 	// idleInTransaction ends the session of a process that hangs inside a
 	// transaction, so that it holds no locks.
@@ -94,6 +96,7 @@ func Open(ctx context.Context, src Source, sizes Sizes) (*Pools, error) {
 		{&p.App, RoleApp, "bulkhead app", sizes.App, statementApp},
 		{&p.Auth, RoleAuth, "bulkhead auth", sizes.Auth, statementAuth},
 		{&p.Settle, RoleSettle, "bulkhead settle", sizes.Settle, statementSettle},
+		{&p.Quota, RoleSettle, "bulkhead quota", sizes.Quota, statementQuota},
 		{&p.Background, RoleApp, "bulkhead background", sizes.Background, statementBackground},
 	} {
 		c, err := src.poolConfig(one.role, one.name, one.size, one.statement)
@@ -118,7 +121,7 @@ func (p *Pools) Close() {
 }
 
 func (p *Pools) all() map[string]*pgxpool.Pool {
-	return map[string]*pgxpool.Pool{"app": p.App, "auth": p.Auth, "settle": p.Settle, "background": p.Background}
+	return map[string]*pgxpool.Pool{"app": p.App, "auth": p.Auth, "settle": p.Settle, "quota": p.Quota, "background": p.Background}
 }
 
 // PoolStats is the state of one pool, for metrics.
@@ -136,7 +139,7 @@ type PoolStats struct {
 // Stats returns the state of the pools, by name.
 func (p *Pools) Stats() []PoolStats {
 	var out []PoolStats
-	for _, name := range []string{"app", "auth", "settle", "background"} {
+	for _, name := range []string{"app", "auth", "settle", "quota", "background"} {
 		s := p.all()[name].Stat()
 		out = append(out, PoolStats{Name: name, Max: s.MaxConns(), Total: s.TotalConns(), Idle: s.IdleConns(),
 			Acquired: s.AcquireCount(), EmptyAcquire: s.EmptyAcquireCount(), Canceled: s.CanceledAcquireCount(), WaitTotal: s.EmptyAcquireWaitTime()})

@@ -31,6 +31,7 @@ import (
 	"bulkhead.dev/services/httpx"
 	"bulkhead.dev/services/openai"
 	"bulkhead.dev/tenancy"
+	"bulkhead.dev/tenancy/quota"
 )
 
 // Options say what to run. Model and Tenants are needed.
@@ -248,7 +249,7 @@ func (r *Rig) openGateway(o Options) error {
 		workers = o.Workers(r.Registry)
 	}
 	r.gateway = &gateway.Gateway{
-		Catalog: catalog{r}, Prompts: r.prompts, Pool: workers, Evidence: evidence{r}, Observer: observer{}, Log: o.log(),
+		Catalog: catalog{r}, Prompts: r.prompts, Pool: workers, Evidence: evidence{r}, Quota: unlimited{}, Observer: observer{}, Log: o.log(),
 		Now: time.Now, Seed: func() uint64 { return 1 }, DigestKey: func(id.Tenant) (string, [32]byte) { return "rig", [32]byte{1} },
 		Replica: id.NewEpoch(time.Now()),
 	}
@@ -349,9 +350,23 @@ func (c catalog) ModelByName(_ context.Context, name string) (tenancy.Model, err
 // evidence keeps receipts in memory.
 type evidence struct{ r *Rig }
 
+// unlimited is a platform without limits.
+type unlimited struct{}
+
+func (unlimited) Reserve(context.Context, quota.Ask) (*quota.Reservation, error) {
+	return new(quota.Reservation), nil
+}
+
+// written is an intent that is as good as durable.
 type written struct{}
 
 func (written) Wait(context.Context) error { return nil }
+
+func (written) Done() <-chan struct{} {
+	done := make(chan struct{})
+	close(done)
+	return done
+}
 
 func (evidence) Ready() error                        { return nil }
 func (evidence) Intend(settle.Intent) gateway.Ticket { return written{} }

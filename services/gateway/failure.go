@@ -120,6 +120,8 @@ func (f *failure) public() *apperr.Error {
 		return apperr.Wrap(f, apperr.Unavailable, "handoff_timeout", "The prompt could not be handed over in time; try again.").WithRetryAfter(retryBusy)
 	case worker.ContextLength:
 		return apperr.Wrap(f, apperr.Invalid, "context_length_exceeded", "Prompt and answer do not fit into the context window of the model.").WithParam("messages")
+	case reasonNoEvidence:
+		return apperr.Wrap(f, apperr.Unavailable, "evidence_unavailable", "The receipt of the request could not be made durable, so the answer is withheld.").WithNoRetry()
 	case worker.SlowConsumer:
 		return apperr.Wrap(f, apperr.Invalid, "slow_consumer", "The answer was not read fast enough.")
 	}

@@ -28,6 +28,7 @@ import (
 	workerv1 "bulkhead.dev/services/gen/bulkhead/worker/v1"
 	"bulkhead.dev/services/gen/bulkhead/worker/v1/workerv1connect"
 	"bulkhead.dev/tenancy"
+	"bulkhead.dev/tenancy/quota"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -63,6 +64,8 @@ type bundle struct {
 	receipts []receipt.Receipt
 	usage    settle.Usage // of the last one
 	intents  []settle.Intent
+	asks     []quota.Ask
+	full     error // of Reserve
 	settle   error // of Settle
 	offered  chan struct{}
 	calls    int
@@ -111,7 +114,7 @@ func setup(t *testing.T, s script) *bundle {
 	files := &Files{Path: func([32]byte) (string, error) { return path, nil }, ChatOptions: chat.Options{}}
 	t.Cleanup(func() { _ = files.Close() })
 	b.Gateway = &Gateway{
-		Catalog: b, Prompts: files, Pool: b.registry, Evidence: b, Observer: silent{}, Log: slog.New(slog.DiscardHandler), Now: time.Now,
+		Catalog: b, Prompts: files, Pool: b.registry, Evidence: b, Quota: b, Observer: silent{}, Log: slog.New(slog.DiscardHandler), Now: time.Now,
 		Seed: func() uint64 { return 7 }, DigestKey: func(id.Tenant) (string, [32]byte) { return "d1", [32]byte{1} }, Replica: id.NewEpoch(time.Now()),
 	}
 	t.Cleanup(b.Wait)
@@ -144,6 +147,17 @@ func (b *bundle) ModelByName(_ context.Context, name string) (tenancy.Model, err
 type ticket struct{}
 
 func (ticket) Wait(context.Context) error { return nil }
+
+func (ticket) Done() <-chan struct{} {
+	done := make(chan struct{})
+	close(done)
+	return done
+}
+
+func (b *bundle) Reserve(_ context.Context, a quota.Ask) (*quota.Reservation, error) {
+	b.asks = append(b.asks, a)
+	return new(quota.Reservation), b.full
+}
 
 func (b *bundle) Intend(i settle.Intent) Ticket {
 	b.mu.Lock()

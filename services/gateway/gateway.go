@@ -12,7 +12,9 @@ import (
 	"bulkhead.dev/engine/pool"
 	"bulkhead.dev/infra/apperr"
 	"bulkhead.dev/infra/id"
+	"bulkhead.dev/infra/replica"
 	"bulkhead.dev/tenancy"
+	"bulkhead.dev/tenancy/quota"
 )
 
 // Catalog says which models there are; *tenancy.Catalog.
@@ -34,8 +36,17 @@ type Workers interface {
 	EffectiveContext(model [32]byte) int
 }
 
+// Quota decides what tenants may use; a *quota.Book.
+type Quota interface {
+	// Reserve takes all that a request may use from every limit that applies,
+	// or returns an *apperr.Error and takes nothing.
+	Reserve(ctx context.Context, a quota.Ask) (*quota.Reservation, error)
+}
+
 // Ticket is an intent on its way to be durable; *settle.Ticket.
 type Ticket interface {
+	// Done is closed when the intent is durable or cannot become it.
+	Done() <-chan struct{}
 	Wait(ctx context.Context) error
 }
 
@@ -67,6 +78,7 @@ type Gateway struct {
 	Catalog  Catalog
 	Prompts  Prompts
 	Pool     Workers
+	Quota    Quota
 	Evidence Evidence
 	Observer Observer
 	Log      *slog.Logger
@@ -109,48 +121,77 @@ func (g *Gateway) Generate(ctx context.Context, p tenancy.Principal, r Request) 
 	if err != nil {
 		return nil, apperr.From(err)
 	}
-	if err := g.Evidence.Ready(); err != nil {
-		return nil, apperr.From(err)
-	}
-	pair, err := g.Pool.Pick(prep.model.Digest)
+	held, err := g.Quota.Reserve(ctx, quota.Ask{Tenant: p.Tenant, Project: p.Project, Key: p.Key,
+		Model: prep.model.Name, Digest: prep.model.Digest, Input: len(prep.ids), Output: prep.maxOutput})
 	if err != nil {
 		return nil, apperr.From(err)
 	}
-	s := g.admit(ctx, p, r, prep, pair)
+	pair, err := g.pick(prep.model.Digest)
+	if err != nil {
+		held.Close()
+		return nil, apperr.From(err)
+	}
+	s := g.admit(ctx, p, r, prep, pair, held)
 	if err := s.open(); err != nil {
 		return nil, s.end(err)
 	}
 	return s, nil
 }
 
+// pick finds workers, if what they do can be recorded.
+func (g *Gateway) pick(model [32]byte) (pool.Pair, error) {
+	if err := g.Evidence.Ready(); err != nil {
+		return pool.Pair{}, err
+	}
+	return g.Pool.Pick(model)
+}
+
 // admit makes the stream. From here on the request leaves exactly one receipt.
-func (g *Gateway) admit(ctx context.Context, p tenancy.Principal, r Request, prep *prepared, pair pool.Pair) *Stream {
+func (g *Gateway) admit(ctx context.Context, p tenancy.Principal, r Request, prep *prepared, pair pool.Pair, held *quota.Reservation) *Stream {
 	now := g.Now()
 	keyID, key := g.DigestKey(p.Tenant)
-	s := &Stream{g: g, pair: pair, req: r, prep: prep, owner: p.Owner, ids: newIDs(), out: g.Observer.Admitted(),
+	s := &Stream{g: g, pair: pair, req: r, prep: prep, owner: p.Owner, held: held, ids: newIDs(), out: g.Observer.Admitted(),
 		rec: &record{principal: p, req: r, prep: prep, pair: pair, replica: g.Replica, admitted: now, hasher: receipt.NewHasher(keyID, key)}}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	s.ticket = g.Evidence.Intend(settle.Intent{
 		Request: r.ID, Tenant: p.Tenant, Project: p.Project, Key: p.Key,
 		Reserved: int64(len(prep.ids) + prep.maxOutput), Created: now,
+		Holds: held.Holds(), Transfer: s.ids.transfer, Prefill: pair.Prefill.Epoch, Decode: pair.Decode.Epoch,
 	})
 	// A reaped worker ends its requests at once, whatever the sockets say.
 	stopped := make(chan struct{})
 	s.unwatch = sync.OnceFunc(func() { close(stopped) })
 	g.background.Go(func() {
-		select {
-		case <-pair.Prefill.Gone():
-			// After the commit prefill has nothing left to give.
-			if !s.committed.Load() {
-				s.cancel(&failure{leg: legPrefill, reason: reasonLost, cause: errWorkerLost})
+		durable := s.ticket.Done()
+		late := time.NewTimer(replica.FenceAfter)
+		defer late.Stop()
+		for {
+			select {
+			case <-pair.Prefill.Gone():
+				// After the commit prefill has nothing left to give.
+				if !s.committed.Load() {
+					s.cancel(&failure{leg: legPrefill, reason: reasonLost, cause: errWorkerLost})
+				}
+			case <-pair.Decode.Gone():
+				s.cancel(&failure{leg: legDecode, reason: reasonLost, cause: errWorkerLost})
+			case <-durable:
+				durable = nil
+				late.Stop()
+				continue
+			case <-late.C:
+				// Nobody else knows of the request, and the lease under which it
+				// holds its part of the limits may end.
+				s.cancel(&failure{leg: legGateway, reason: reasonNoEvidence, cause: errNoIntent})
+			case <-stopped:
 			}
-		case <-pair.Decode.Gone():
-			s.cancel(&failure{leg: legDecode, reason: reasonLost, cause: errWorkerLost})
-		case <-stopped:
+			return
 		}
 	})
 	return s
 }
+
+// errNoIntent means that the intent of a request did not become durable.
+var errNoIntent = errors.New("the intent of the request could not be made durable")
 
 // explain replaces the error of a canceled call by the reason of the
 // cancellation, if the platform itself canceled.

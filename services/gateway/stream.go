@@ -16,6 +16,7 @@ import (
 	"bulkhead.dev/infra/apperr"
 	"bulkhead.dev/infra/id"
 	workerv1 "bulkhead.dev/services/gen/bulkhead/worker/v1"
+	"bulkhead.dev/tenancy/quota"
 )
 
 // Stream is an admitted request whose hand-off is proven. It belongs to one
@@ -27,6 +28,7 @@ type Stream struct {
 	prep   *prepared
 	owner  id.Owner
 	rec    *record
+	held   *quota.Reservation
 	ticket Ticket
 	legs   *legs
 	ids    ids
@@ -52,6 +54,9 @@ func (s *Stream) Created() time.Time { return s.rec.admitted }
 
 // PromptTokens returns the length of the prompt, as all three legs counted it.
 func (s *Stream) PromptTokens() int { return len(s.prep.ids) }
+
+// Limits returns what is left of the rates that bind the tenant most.
+func (s *Stream) Limits() quota.Status { return s.held.Status }
 
 // ReceiptID returns the id of the receipt, which exists once the stream ended.
 func (s *Stream) ReceiptID() id.Receipt { return s.req.ID.Receipt() }
@@ -265,7 +270,11 @@ func (s *Stream) stop() {
 
 func (s *Stream) settle(ctx context.Context, r receipt.Receipt) error {
 	start := s.g.Now()
-	if err := s.g.Evidence.Settle(ctx, settle.Facts{Receipt: r, Usage: settle.Usage{CachedTokens: int64(s.rec.cached()), DecodeTokens: s.rec.decoded()}}); err != nil {
+	// Nothing is computed any more.
+	defer s.held.Close()
+	charges := s.held.Spend(s.rec.billable(), int(s.rec.decoded()))
+	if err := s.g.Evidence.Settle(ctx, settle.Facts{Receipt: r, Charges: charges,
+		Usage: settle.Usage{CachedTokens: int64(s.rec.cached()), DecodeTokens: s.rec.decoded()}}); err != nil {
 		return err
 	}
 	s.g.Observer.Settled(s.g.Now().Sub(start), s.rec.billable(), s.rec.output)

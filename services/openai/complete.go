@@ -128,6 +128,7 @@ func (s *server) answer(w http.ResponseWriter, r *http.Request, req gateway.Requ
 	defer stream.Close()
 	info.Model, info.PromptTokens = stream.Model(), stream.PromptTokens()
 	w.Header().Set(ReceiptHeader, stream.ReceiptID().String())
+	rateLimits(w.Header(), stream.Limits())
 	if req.Streamed {
 		s.stream(w, r, stream, so, f)
 		return nil

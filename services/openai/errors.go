@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"errors"
 	"math"
 	"net/http"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 
 	"bulkhead.dev/infra/apperr"
 	"bulkhead.dev/services/httpx"
+	"bulkhead.dev/tenancy/quota"
 )
 
 // errorBody is the body of every error. SDKs need all four keys.
@@ -67,7 +69,7 @@ func object(e *apperr.Error) errorObject {
 	case s >= http.StatusInternalServerError:
 		o.Type = "server_error"
 	case s == http.StatusTooManyRequests:
-		o.Type = "requests"
+		o.Type = limitType(e)
 	}
 	if e.Param != "" {
 		o.Param = &e.Param
@@ -75,11 +77,27 @@ func object(e *apperr.Error) errorObject {
 	return o
 }
 
+// limitType tells SDKs what is limited: requests and tokens come back by
+// themselves, a quota does not.
+func limitType(e *apperr.Error) string {
+	refusal, ok := errors.AsType[*quota.Refusal](e)
+	switch {
+	case !ok, e.Code == "rate_limit_exceeded" && refusal.Limit.Meter != quota.Tokens:
+		return "requests"
+	case e.Code == "rate_limit_exceeded":
+		return "tokens"
+	}
+	return "insufficient_quota"
+}
+
 // WriteError writes an error with the headers that tell SDKs whether and when
 // to try again.
 func WriteError(w http.ResponseWriter, r *http.Request, e *apperr.Error) {
 	httpx.InfoFrom(r.Context()).Code = e.Code
 	h := w.Header()
+	if refusal, ok := errors.AsType[*quota.Refusal](e); ok {
+		rateLimits(h, refusal.Status)
+	}
 	noRetry := e.NoRetry
 	if e.RetryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(e.RetryAfter.Seconds()))))

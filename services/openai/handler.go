@@ -12,6 +12,7 @@ import (
 	"bulkhead.dev/services/gateway"
 	"bulkhead.dev/services/httpx"
 	"bulkhead.dev/tenancy"
+	"bulkhead.dev/tenancy/quota"
 )
 
 // Stream is an answer that is being computed; see gateway.Stream.
@@ -19,6 +20,7 @@ type Stream interface {
 	Model() string
 	Created() time.Time
 	PromptTokens() int
+	Limits() quota.Status
 	ReceiptID() id.Receipt
 	Next(ctx context.Context) (string, error)
 	Finish(ctx context.Context) (gateway.Final, error)

@@ -25,6 +25,7 @@ import (
 	"bulkhead.dev/services/gateway"
 	"bulkhead.dev/services/httpx"
 	"bulkhead.dev/tenancy"
+	"bulkhead.dev/tenancy/quota"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -104,9 +105,12 @@ type fakeStream struct {
 	left []string
 }
 
-func (s *fakeStream) Model() string         { return "tiny" }
-func (s *fakeStream) Created() time.Time    { return time.Unix(1_800_000_000, 0) }
-func (s *fakeStream) PromptTokens() int     { return 7 }
+func (s *fakeStream) Model() string      { return "tiny" }
+func (s *fakeStream) Created() time.Time { return time.Unix(1_800_000_000, 0) }
+func (s *fakeStream) PromptTokens() int  { return 7 }
+func (s *fakeStream) Limits() quota.Status {
+	return quota.Status{Requests: quota.Rate{Limit: 60, Remaining: 59, Reset: time.Second}, Tokens: quota.Rate{Limit: 1000, Remaining: 0, Reset: time.Minute}}
+}
 func (s *fakeStream) ReceiptID() id.Receipt { return s.id.Receipt() }
 func (s *fakeStream) Next(ctx context.Context) (string, error) {
 	if len(s.left) > 0 {

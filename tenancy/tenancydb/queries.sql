@@ -39,3 +39,6 @@ SELECT * FROM model ORDER BY name;
 
 -- name: ModelByName :one
 SELECT * FROM model WHERE name = @name;
+
+-- name: DefaultLimits :exec
+SELECT quota_defaults(@tenant, @at);

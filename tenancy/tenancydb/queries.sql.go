@@ -27,6 +27,20 @@ func (q *Queries) BootstrapPlatform(ctx context.Context, arg BootstrapPlatformPa
 	return bootstrap_platform, err
 }
 
+const defaultLimits = `-- name: DefaultLimits :exec
+SELECT quota_defaults($1, $2)
+`
+
+type DefaultLimitsParams struct {
+	Tenant [16]byte
+	At     time.Time
+}
+
+func (q *Queries) DefaultLimits(ctx context.Context, arg DefaultLimitsParams) error {
+	_, err := q.db.Exec(ctx, defaultLimits, arg.Tenant, arg.At)
+	return err
+}
+
 const insertKey = `-- name: InsertKey :exec
 INSERT INTO api_key (id, tenant, project, name, prefix, hmac, pepper_id, scopes, created_at)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)

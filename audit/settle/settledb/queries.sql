@@ -2,8 +2,8 @@
 SELECT DISTINCT replica FROM intent ORDER BY replica;
 
 -- name: IntentsOf :many
-SELECT request_id, tenant, project, api_key, reserved_tokens, created_at FROM intent
-WHERE replica = @replica ORDER BY request_id LIMIT @page;
+SELECT request_id, tenant, project, api_key, reserved_tokens, created_at, transfer, prefill_epoch, decode_epoch FROM intent
+WHERE replica = @replica AND request_id > @after ORDER BY request_id LIMIT @page;
 
 -- name: Digests :many
 SELECT request_id, digest FROM receipt WHERE request_id = ANY (@ids::uuid[]);

@@ -40,12 +40,13 @@ func (q *Queries) Digests(ctx context.Context, ids [][16]byte) ([]DigestsRow, er
 }
 
 const intentsOf = `-- name: IntentsOf :many
-SELECT request_id, tenant, project, api_key, reserved_tokens, created_at FROM intent
-WHERE replica = $1 ORDER BY request_id LIMIT $2
+SELECT request_id, tenant, project, api_key, reserved_tokens, created_at, transfer, prefill_epoch, decode_epoch FROM intent
+WHERE replica = $1 AND request_id > $2 ORDER BY request_id LIMIT $3
 `
 
 type IntentsOfParams struct {
 	Replica [16]byte
+	After   [16]byte
 	Page    int32
 }
 
@@ -56,10 +57,13 @@ type IntentsOfRow struct {
 	ApiKey         [16]byte
 	ReservedTokens int64
 	CreatedAt      time.Time
+	Transfer       *[16]byte
+	PrefillEpoch   *[16]byte
+	DecodeEpoch    *[16]byte
 }
 
 func (q *Queries) IntentsOf(ctx context.Context, arg IntentsOfParams) ([]IntentsOfRow, error) {
-	rows, err := q.db.Query(ctx, intentsOf, arg.Replica, arg.Page)
+	rows, err := q.db.Query(ctx, intentsOf, arg.Replica, arg.After, arg.Page)
 	if err != nil {
 		return nil, err
 	}
@@ -74,6 +78,9 @@ func (q *Queries) IntentsOf(ctx context.Context, arg IntentsOfParams) ([]Intents
 			&i.ApiKey,
 			&i.ReservedTokens,
 			&i.CreatedAt,
+			&i.Transfer,
+			&i.PrefillEpoch,
+			&i.DecodeEpoch,
 		); err != nil {
 			return nil, err
 		}
