@@ -23,7 +23,10 @@ type bundle struct {
 	*pgtest.Bundle
 	admin *pgx.Conn
 	ask   quota.Ask
+	ahead atomic.Int64 // of the clock of replicas before the real one
 }
+
+func (b *bundle) now() time.Time { return time.Now().Add(time.Duration(b.ahead.Load())) }
 
 func setup(t testing.TB) *bundle {
 	t.Helper()
@@ -44,14 +47,20 @@ func (b *bundle) exec(t testing.TB, sql string, args ...any) {
 	assert.NoError(t, err)
 }
 
-// freeze stops the clock of the limits; at moves it.
+// freeze stops the clock of the database; at sets it, and moves that of replicas
+// by as much.
 func (b *bundle) freeze(t testing.TB) (at func(time.Time)) {
 	t.Helper()
 	b.exec(t, "CREATE TABLE bulkhead.test_clock (t timestamptz)")
 	b.exec(t, "GRANT SELECT ON bulkhead.test_clock TO PUBLIC")
-	b.exec(t, "INSERT INTO bulkhead.test_clock VALUES ('2026-03-31 23:59:00Z')")
+	last := time.Now()
+	b.exec(t, "INSERT INTO bulkhead.test_clock VALUES ($1)", last)
 	b.exec(t, "CREATE OR REPLACE FUNCTION bulkhead.quota_now() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT t FROM bulkhead.test_clock'")
-	return func(now time.Time) { b.exec(t, "UPDATE bulkhead.test_clock SET t = $1", now) }
+	return func(now time.Time) {
+		b.exec(t, "UPDATE bulkhead.test_clock SET t = $1", now)
+		b.ahead.Add(int64(now.Sub(last)))
+		last = now
+	}
 }
 
 // limit sets a limit of the tenant.
@@ -85,21 +94,26 @@ func (b *bundle) node(t testing.TB) *node {
 	var err error
 	n.member, err = replica.Join(t.Context(), replica.Options{DB: b.Pools.Quota, Epoch: n.epoch, Now: time.Now})
 	assert.NoError(t, err)
-	n.Book = quota.New(quota.Options{DB: b.Pools.Quota, Replica: n.epoch, Fenced: n.member.Fenced, Now: time.Now})
+	n.Book = quota.New(quota.Options{DB: b.Pools.Quota, Replica: n.epoch, Fenced: n.member.Fenced, Now: b.now})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = n.Run(ctx) }()
 	n.stop = func() { cancel(); <-done }
 	t.Cleanup(n.stop)
-	// It knows limits once it listens.
-	for range 200 {
+	n.listens(t)
+	return n
+}
+
+// listens waits until the replica knows that it hears of changes.
+func (n *node) listens(t testing.TB) {
+	t.Helper()
+	for range 500 {
 		if _, err := n.Reserve(t.Context(), quota.Ask{}); err == nil {
-			return n
+			return
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
 	t.Fatal("the replica does not listen")
-	return nil
 }
 
 func refusal(t testing.TB, err error) (*apperr.Error, *quota.Refusal) {

@@ -13,6 +13,7 @@ type slice struct {
 	window time.Time // when the window began; the zero time before the first exchange
 	ends   time.Time // when it ends, by our clock; zero: never
 
+	refs    int   // reservations that are not closed
 	avail   int64 // can be reserved
 	pending int64 // by the minute: reserved since the last exchange
 	out     int64 // windows, concurrent: reserved by requests that run
@@ -53,6 +54,7 @@ func (s *slice) over(now time.Time) bool { return !s.ends.IsZero() && !now.Befor
 
 // take reserves n, which must be available.
 func (s *slice) take(n int64, now time.Time) {
+	s.refs++
 	s.avail -= n
 	if s.limit.Period == Minute {
 		s.pending += n
@@ -79,6 +81,7 @@ type part struct {
 // settle ends a part of which so much was spent.
 func (p part) settle(spent int64, now time.Time) {
 	s, unused := p.slice, p.amount-spent
+	s.refs--
 	switch {
 	case s.limit.Period != Minute:
 		s.out -= p.amount
@@ -157,6 +160,6 @@ func (s *slice) restless(now time.Time) bool {
 
 // empty reports whether nothing would be lost by forgetting the slice.
 func (s *slice) empty(now time.Time) bool {
-	return s.avail == 0 && s.out == 0 && s.pending == 0 && s.told == [2]int64{s.spent, s.refunded} &&
+	return s.refs == 0 && s.avail == 0 && s.told == [2]int64{s.spent, s.refunded} &&
 		now.Sub(s.last) >= 2*idleAfter && (s.done == 0 || s.over(now))
 }
