@@ -214,6 +214,9 @@ BEGIN
         END IF;
         -- What the replica does not know of, or does not need, goes back.
         taken := CASE WHEN keep_of[i] = b.window_start THEN least(keep[i], s.held) ELSE 0 END;
+        IF taken < s.held AND b.recalled_at > clock_timestamp() - interval '1 second' THEN
+            PERFORM pg_notify('bulkhead_quota', 'free ' || l.id); -- somebody waits for it
+        END IF;
         b.held := greatest(b.held - (s.held - taken), 0);
         s.held := taken;
 

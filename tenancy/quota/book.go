@@ -58,8 +58,8 @@ type Book struct {
 // waiter is a reservation that the slices did not suffice for.
 type waiter struct {
 	needs  []need
-	tries  int       // after a recall
 	notYet time.Time // when to try again after a recall
+	giveUp time.Time // when a recall was in vain; zero before there was one
 	done   chan struct{}
 	parts  []part
 	err    error
@@ -74,10 +74,10 @@ type need struct {
 const (
 	// tick is how often what is due without haste is exchanged.
 	tick = time.Second
-	// recallWait is how long a reservation waits for other replicas to give
-	// back what they do not use, and recallTries how often.
-	recallWait  = 40 * time.Millisecond
-	recallTries = 4
+	// recallFor is how long a reservation waits for other replicas to give back
+	// what they do not use, and recallAgain how often it looks unless it hears of it.
+	recallFor   = 150 * time.Millisecond
+	recallAgain = 50 * time.Millisecond
 	// vainFor is how long after that was in vain nobody waits.
 	vainFor = 100 * time.Millisecond
 	// askFor bounds one question to the database.
@@ -250,8 +250,11 @@ func (r *Reservation) Spend(input, output int) []Charge {
 	for i, p := range r.parts {
 		l := p.slice.limit
 		n := min(l.amount(r.prices, input, output), p.amount)
-		if l.Meter == Requests && input+output == 0 && l.Period != Minute {
-			n = 0 // nothing was done
+		switch {
+		case l.Meter == Concurrent: // it ends
+			n = 0
+		case l.Meter == Requests && input+output == 0 && l.Period != Minute: // nothing was done
+			n = 0
 		}
 		r.spent[i] = n
 		if l.Period.window() && n > 0 {

@@ -199,6 +199,7 @@ func (b *Book) enter(w wish, a answer, now time.Time) {
 	if a.endsIn > 0 {
 		s.ends = now.Add(a.endsIn)
 	}
+	s.asked = false
 	s.told = [2]int64{a.spent, a.refunded}
 	s.amount, s.free, s.others, s.wait = a.amount, a.free, a.others, a.wait
 	if a.warn {
@@ -225,11 +226,10 @@ func (b *Book) serve(served []*waiter, answers map[id.Limit]answer, now time.Tim
 			b.waiters = append(b.waiters, w)
 			again = true
 		case b.mayComeBack(w, lacking, now):
-			w.tries++
-			w.notYet = now.Add(recallWait)
+			w.notYet = now.Add(recallAgain)
 			b.waiters = append(b.waiters, w)
 		default:
-			if w.tries > 0 {
+			if !w.giveUp.IsZero() {
 				b.slices[lacking.limit.ID].inVain = now
 			}
 			w.finish(nil, b.refuse(w.needs, *lacking))
@@ -242,7 +242,13 @@ func (b *Book) serve(served []*waiter, answers map[id.Limit]answer, now time.Tim
 // been asked to give back what they do not use.
 func (b *Book) mayComeBack(w *waiter, n *need, now time.Time) bool {
 	s := b.slices[n.limit.ID]
-	return s.others > 0 && n.amount <= s.amount && w.tries < recallTries && (w.tries > 0 || now.Sub(s.inVain) >= vainFor)
+	if s.others == 0 || n.amount > s.amount {
+		return false
+	}
+	if w.giveUp.IsZero() && now.Sub(s.inVain) >= vainFor {
+		w.giveUp = now.Add(recallFor)
+	}
+	return now.Before(w.giveUp)
 }
 
 var errLimitGone = errors.New("a limit was deleted meanwhile")

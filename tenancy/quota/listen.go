@@ -3,6 +3,7 @@ package quota
 import (
 	"context"
 	"encoding/hex"
+	"slices"
 	"strings"
 	"time"
 
@@ -93,6 +94,15 @@ func (b *Book) handle(payload string) {
 		b.rules.forgetPrices()
 	case "limits":
 		b.rules.forget(id.Tenant(raw))
+	case "free":
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		for _, w := range b.waiters {
+			if slices.ContainsFunc(w.needs, func(n need) bool { return n.limit.ID == id.Limit(raw) }) {
+				w.notYet = time.Time{}
+				b.poke()
+			}
+		}
 	case "recall":
 		b.mu.Lock()
 		defer b.mu.Unlock()

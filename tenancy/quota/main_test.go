@@ -2,6 +2,10 @@ package quota_test
 
 import (
 	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -16,7 +20,26 @@ import (
 	"bulkhead.dev/tenancy/quota"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
+func TestMain(m *testing.M) {
+	if conf := os.Getenv(processEnv); conf != "" {
+		var p process
+		err := json.Unmarshal([]byte(conf), &p)
+		if err == nil {
+			err = runProcess(p)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	// Each schedule waits for slices to go back, about a second; the command
+	// line may ask for more.
+	if err := flag.Set("rapid.checks", "12"); err != nil {
+		panic(err)
+	}
+	pgtest.Main(m)
+}
 
 // bundle is a database with one tenant that has no limits yet.
 type bundle struct {

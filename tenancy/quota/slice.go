@@ -22,6 +22,7 @@ type slice struct {
 	spent, refunded int64
 	told            [2]int64 // spent and refunded, as the last exchange told
 	turn            uint64   // rises with each exchange
+	asked           bool     // an exchange was begun and has not been answered
 
 	// As of the last exchange:
 	amount int64         // the limit
@@ -133,7 +134,7 @@ func (s *slice) wish(need, least int64, now time.Time) wish {
 	if !s.recall && (s.wanted || w.need > 0) {
 		w.more = max(target-s.avail, 0)
 	}
-	s.wanted, s.recall = false, false
+	s.wanted, s.recall, s.asked = false, false, true
 	return w
 }
 
@@ -155,11 +156,11 @@ func (s *slice) measure(now time.Time) {
 // restless reports whether an exchange is due although nobody waits.
 func (s *slice) restless(now time.Time) bool {
 	idle := now.Sub(s.last) >= idleAfter
-	return s.wanted || s.recall || (s.avail > 0 && idle) || s.pending > 0 || s.told != [2]int64{s.spent, s.refunded}
+	return s.wanted || s.recall || s.asked || (s.avail > 0 && idle) || s.pending > 0 || s.told != [2]int64{s.spent, s.refunded}
 }
 
 // empty reports whether nothing would be lost by forgetting the slice.
 func (s *slice) empty(now time.Time) bool {
-	return s.refs == 0 && s.avail == 0 && s.told == [2]int64{s.spent, s.refunded} &&
+	return s.refs == 0 && s.avail == 0 && !s.asked && s.told == [2]int64{s.spent, s.refunded} &&
 		now.Sub(s.last) >= 2*idleAfter && (s.done == 0 || s.over(now))
 }
