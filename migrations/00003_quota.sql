@@ -22,6 +22,9 @@ CREATE TABLE replica (
 );
 CREATE INDEX replica_unrecovered ON replica (lease_until) WHERE recovered_at IS NULL;
 
+-- So that a limit cannot name the key of another tenant.
+ALTER TABLE api_key ADD CONSTRAINT api_key_of_tenant UNIQUE (tenant, id);
+
 -- A limit of a tenant, or of a part of it: null stands for all projects, keys
 -- and models.
 CREATE TABLE quota_limit (
@@ -48,7 +51,7 @@ CREATE TABLE quota_limit (
     CHECK (meter <> 'money' OR period <> 'minute'),
     CHECK (project IS NULL OR api_key IS NULL),
     FOREIGN KEY (tenant, project) REFERENCES project (tenant, id),
-    FOREIGN KEY (api_key) REFERENCES api_key (id),
+    FOREIGN KEY (tenant, api_key) REFERENCES api_key (tenant, id),
     UNIQUE NULLS NOT DISTINCT (tenant, project, api_key, model, meter, period, input_weight, output_weight, platform)
 );
 

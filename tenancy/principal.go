@@ -30,14 +30,16 @@ const (
 	ScopeReceiptsRead                    // "receipts:read": fetch receipts
 	ScopeUsageRead                       // "usage:read": fetch usage
 	ScopePlatform                        // "platform:admin": the operator; tenants and everything that spans them
+	ScopeLimitsRead                      // "limits:read": see limits, and what is taken of them
+	ScopeLimitsWrite                     // "limits:write": set limits of the tenant's own
 
 	// ScopesTenant is everything that a tenant can be given.
-	ScopesTenant = ScopeInference | ScopeKeysRead | ScopeKeysWrite | ScopeReceiptsRead | ScopeUsageRead
+	ScopesTenant = ScopeInference | ScopeKeysRead | ScopeKeysWrite | ScopeReceiptsRead | ScopeUsageRead | ScopeLimitsRead | ScopeLimitsWrite
 	// ScopesDefault is what a new key gets when nothing is asked for.
 	ScopesDefault = ScopeInference | ScopeReceiptsRead
 )
 
-var scopeNames = [...]string{"inference", "keys:read", "keys:write", "receipts:read", "usage:read", "platform:admin"}
+var scopeNames = [...]string{"inference", "keys:read", "keys:write", "receipts:read", "usage:read", "platform:admin", "limits:read", "limits:write"}
 
 // ParseScopes reads the texts of scopes. An unknown one is an *apperr.Error of
 // kind Invalid that names it.

@@ -34,8 +34,9 @@ const maxRPC = 8 << 20
 func (p *platform) openListeners(hard context.Context) error {
 	edge := &httpx.Edge{Log: p.log, Now: time.Now, Observer: p.metrics, TrustedProxies: p.cfg.Public.TrustedProxies}
 	rest := openai.New(openai.Options{Backend: openaiBackend{p.gateway}, Keys: p.auth, Edge: edge, BodyLimit: p.cfg.Limits.BodyBytes})
+	tenants := tenancy.NewStore(p.pools.App, p.keys, time.Now)
 	connect := rpc.New(rpc.Options{
-		Backend: rpcBackend{p.gateway}, Tenants: tenancy.NewStore(p.pools.App, p.keys, time.Now), Receipts: audit.NewReader(p.pools.App),
+		Backend: rpcBackend{p.gateway}, Tenants: tenants, Limits: tenants, Receipts: audit.NewReader(p.pools.App),
 		Workers: p.registry,
 		Keys:    p.auth, Edge: edge, ReadLimit: maxRPC, Ready: p.isReady,
 	})

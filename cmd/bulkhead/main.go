@@ -4,6 +4,8 @@
 //	bulkhead up        run everything on this machine
 //	bulkhead chat      talk to a model
 //	bulkhead key       create, list and revoke API keys
+//	bulkhead limit     show and set what tenants may use
+//	bulkhead price     show and set list prices
 //	bulkhead model     get and list models
 //	bulkhead receipt   show the evidence about a response
 //	bulkhead pages     show whose every KV page is, now
@@ -32,6 +34,8 @@ type cli struct {
 	Up      upCmd      `cmd:"" help:"Run the platform on this machine: API, prefill and decode workers, and a private PostgreSQL unless DATABASE_URL is set."`
 	Chat    chatCmd    `cmd:"" help:"Ask a model and print its answer as it comes."`
 	Key     keyCmd     `cmd:"" help:"Create, list and revoke API keys."`
+	Limit   limitCmd   `cmd:"" help:"Show and set what tenants may use."`
+	Price   priceCmd   `cmd:"" help:"Show and set list prices."`
 	Model   modelCmd   `cmd:"" help:"Get, add and list models."`
 	Receipt receiptCmd `cmd:"" help:"Show the evidence that a response left."`
 	Pages   pagesCmd   `cmd:"" help:"Show whose every KV page is, on every worker, now."`

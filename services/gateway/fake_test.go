@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"go.uber.org/goleak"
 
 	"bulkhead.dev/audit/receipt"
 	"bulkhead.dev/audit/settle"
@@ -24,6 +23,7 @@ import (
 	"bulkhead.dev/infra/apperr"
 	"bulkhead.dev/infra/assert"
 	"bulkhead.dev/infra/id"
+	"bulkhead.dev/infra/pgdb/pgtest"
 	poolv1 "bulkhead.dev/services/gen/bulkhead/pool/v1"
 	workerv1 "bulkhead.dev/services/gen/bulkhead/worker/v1"
 	"bulkhead.dev/services/gen/bulkhead/worker/v1/workerv1connect"
@@ -31,7 +31,7 @@ import (
 	"bulkhead.dev/tenancy/quota"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // legs of a script: what the two fake workers do. By default they tell the
 // truth.
@@ -64,6 +64,7 @@ type bundle struct {
 	receipts []receipt.Receipt
 	usage    settle.Usage // of the last one
 	intents  []settle.Intent
+	charges  []quota.Charge
 	asks     []quota.Ask
 	full     error // of Reserve
 	settle   error // of Settle
@@ -174,6 +175,7 @@ func (b *bundle) Settle(_ context.Context, f settle.Facts) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.receipts, b.usage = append(b.receipts, f.Receipt), f.Usage
+	b.charges = append(b.charges, f.Charges...)
 	return b.settle
 }
 

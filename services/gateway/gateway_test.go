@@ -20,6 +20,7 @@ import (
 	"bulkhead.dev/infra/id"
 	workerv1 "bulkhead.dev/services/gen/bulkhead/worker/v1"
 	"bulkhead.dev/tenancy"
+	"bulkhead.dev/tenancy/quota"
 )
 
 func principal() tenancy.Principal {
@@ -71,6 +72,8 @@ func TestAnswer(t *testing.T) {
 	want.Text("Hello")
 	assert.Equal(t, r.Response, want.Response())
 	assert.Equal(t, b.intents[0].Reserved, int64(f.PromptTokens+64))
+	p := principal()
+	assert.Equal(t, b.asks, []quota.Ask{{Tenant: p.Tenant, Project: p.Project, Key: p.Key, Model: "tiny", Input: f.PromptTokens, Output: 64}})
 }
 
 // Each leg lies in turn. No text leaves, the caller learns that the answer was
@@ -364,9 +367,14 @@ func TestRefusedBeforeAdmission(t *testing.T) {
 		})
 	}
 	b := setup(t, script{})
+	b.full = apperr.New(apperr.TooMany, "rate_limit_exceeded", "No.")
+	_, err := b.Generate(t.Context(), principal(), request())
+	assert.Equal(t, assert.ErrorAs[*apperr.Error](t, err).Kind, apperr.TooMany)
+	assert.Equal(t, len(b.intents)+len(b.receipts)+b.calls, 0)
+	b.full = nil
 	p := principal()
 	p.Scopes = tenancy.ScopeKeysRead
-	_, err := b.Generate(t.Context(), p, request())
+	_, err = b.Generate(t.Context(), p, request())
 	assert.Equal(t, assert.ErrorAs[*apperr.Error](t, err).Kind, apperr.Forbidden)
 	b.registry.Lost(b.epochs[pool.Decode])
 	_, err = b.Generate(t.Context(), principal(), request())

@@ -369,9 +369,15 @@ func TestErrors(t *testing.T) {
 		"model_not_found":         {apperr.New(apperr.NotFound, "model_not_found", "m"), 404, "invalid_request_error", nil},
 		"rate_limit_exceeded":     {apperr.New(apperr.TooMany, "rate_limit_exceeded", "m").WithRetryAfter(1500 * time.Millisecond), 429, "requests", map[string]string{"Retry-After": "2", "Retry-After-Ms": "1500"}},
 		"long_wait":               {apperr.New(apperr.TooMany, "long_wait", "m").WithRetryAfter(5 * time.Minute), 429, "requests", map[string]string{"Retry-After": "300", "Retry-After-Ms": "", "X-Should-Retry": "false"}},
-		"server_is_overloaded":    {apperr.New(apperr.Unavailable, "server_is_overloaded", "m").WithRetryAfter(time.Second), 503, "service_unavailable_error", map[string]string{"Retry-After": "1"}},
-		"response_withheld":       {apperr.New(apperr.Internal, "response_withheld", "m").WithNoRetry(), 500, "server_error", map[string]string{"X-Should-Retry": "false"}},
-		"handoff_timeout":         {apperr.New(apperr.Unavailable, "handoff_timeout", "m"), 503, "server_error", nil},
+		"rate of tokens": {apperr.Wrap(&quota.Refusal{Limit: &quota.Limit{Meter: quota.Tokens}, Status: quota.Status{Tokens: quota.Rate{Limit: 1000, Remaining: 4, Reset: 59*time.Second + 760*time.Millisecond}}},
+			apperr.TooMany, "rate_limit_exceeded", "m").WithRetryAfter(2 * time.Second), 429, "tokens",
+			map[string]string{"Retry-After": "2", "X-Ratelimit-Limit-Tokens": "1000", "X-Ratelimit-Remaining-Tokens": "4", "X-Ratelimit-Reset-Tokens": "59.76s", "X-Ratelimit-Limit-Requests": "", "X-Should-Retry": ""}},
+		"too many at once": {apperr.Wrap(&quota.Refusal{Limit: &quota.Limit{Meter: quota.Concurrent}}, apperr.TooMany, "rate_limit_exceeded", "m"), 429, "requests", nil},
+		"money": {apperr.Wrap(&quota.Refusal{Limit: &quota.Limit{Meter: quota.Money}}, apperr.TooMany, "project_spend_limit_exceeded", "m").WithRetryAfter(time.Second).WithNoRetry(), 429, "insufficient_quota",
+			map[string]string{"X-Should-Retry": "false"}},
+		"server_is_overloaded": {apperr.New(apperr.Unavailable, "server_is_overloaded", "m").WithRetryAfter(time.Second), 503, "service_unavailable_error", map[string]string{"Retry-After": "1"}},
+		"response_withheld":    {apperr.New(apperr.Internal, "response_withheld", "m").WithNoRetry(), 500, "server_error", map[string]string{"X-Should-Retry": "false"}},
+		"handoff_timeout":      {apperr.New(apperr.Unavailable, "handoff_timeout", "m"), 503, "server_error", nil},
 	} {
 		t.Run(code, func(t *testing.T) {
 			t.Parallel()
@@ -387,7 +393,7 @@ func TestErrors(t *testing.T) {
 			}
 			assert.NoError(t, json.Unmarshal([]byte(body), &e))
 			assert.Equal(t, len(e.Error), 4)
-			assert.Equal(t, e.Error["code"], any(code))
+			assert.Equal(t, e.Error["code"], any(c.err.Code))
 			assert.Equal(t, e.Error["type"], any(c.kind))
 		})
 	}

@@ -18,6 +18,7 @@ import (
 	"bulkhead.dev/services/gen/bulkhead/audit/v1/auditv1connect"
 	"bulkhead.dev/services/gen/bulkhead/catalog/v1/catalogv1connect"
 	"bulkhead.dev/services/gen/bulkhead/inference/v1/inferencev1connect"
+	"bulkhead.dev/services/gen/bulkhead/limits/v1/limitsv1connect"
 	"bulkhead.dev/services/gen/bulkhead/operations/v1/operationsv1connect"
 	"bulkhead.dev/services/gen/bulkhead/tenancy/v1/tenancyv1connect"
 	"bulkhead.dev/services/httpx"
@@ -66,6 +67,7 @@ type Workers interface {
 type Options struct {
 	Backend   Backend
 	Tenants   Tenants
+	Limits    Limits
 	Receipts  Receipts
 	Workers   Workers
 	Keys      httpx.Authenticator
@@ -90,9 +92,10 @@ func New(o Options) http.Handler {
 	mux.Handle(inferencev1connect.NewInferenceServiceHandler(&inference{o}, opts...))
 	mux.Handle(tenancyv1connect.NewTenancyServiceHandler(&tenants{o}, opts...))
 	mux.Handle(catalogv1connect.NewCatalogServiceHandler(&catalog{o}, opts...))
+	mux.Handle(limitsv1connect.NewLimitServiceHandler(&limits{o}, opts...))
 	mux.Handle(auditv1connect.NewAuditServiceHandler(&receipts{o}, opts...))
 	mux.Handle(operationsv1connect.NewOperationsServiceHandler(&operations{o}, opts...))
-	names := []string{operationsv1connect.OperationsServiceName, inferencev1connect.InferenceServiceName, tenancyv1connect.TenancyServiceName, catalogv1connect.CatalogServiceName, auditv1connect.AuditServiceName}
+	names := []string{operationsv1connect.OperationsServiceName, inferencev1connect.InferenceServiceName, tenancyv1connect.TenancyServiceName, limitsv1connect.LimitServiceName, catalogv1connect.CatalogServiceName, auditv1connect.AuditServiceName}
 	mux.Handle(grpchealth.NewHandler(health{ready: o.Ready, names: names}, opts...))
 	reflector := grpcreflect.NewStaticReflector(append(names, grpchealth.HealthV1ServiceName)...)
 	mux.Handle(grpcreflect.NewHandlerV1(reflector, opts...))

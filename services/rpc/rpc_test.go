@@ -27,6 +27,7 @@ import (
 	catalogv1 "bulkhead.dev/services/gen/bulkhead/catalog/v1"
 	inferencev1 "bulkhead.dev/services/gen/bulkhead/inference/v1"
 	"bulkhead.dev/services/gen/bulkhead/inference/v1/inferencev1connect"
+	limitsv1 "bulkhead.dev/services/gen/bulkhead/limits/v1"
 	operationsv1 "bulkhead.dev/services/gen/bulkhead/operations/v1"
 	"bulkhead.dev/services/gen/bulkhead/operations/v1/operationsv1connect"
 	tenancyv1 "bulkhead.dev/services/gen/bulkhead/tenancy/v1"
@@ -161,7 +162,7 @@ func (k keyed) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 func procedures() []string {
 	var out []string
 	for _, f := range []protoreflect.FileDescriptor{inferencev1.File_bulkhead_inference_v1_inference_proto, tenancyv1.File_bulkhead_tenancy_v1_tenancy_proto,
-		catalogv1.File_bulkhead_catalog_v1_catalog_proto, auditv1.File_bulkhead_audit_v1_audit_proto,
+		catalogv1.File_bulkhead_catalog_v1_catalog_proto, limitsv1.File_bulkhead_limits_v1_limits_proto, auditv1.File_bulkhead_audit_v1_audit_proto,
 		operationsv1.File_bulkhead_operations_v1_operations_proto} {
 		for i := range f.Services().Len() {
 			s := f.Services().Get(i)

@@ -4,6 +4,7 @@ import (
 	"bulkhead.dev/services/gen/bulkhead/audit/v1/auditv1connect"
 	"bulkhead.dev/services/gen/bulkhead/catalog/v1/catalogv1connect"
 	"bulkhead.dev/services/gen/bulkhead/inference/v1/inferencev1connect"
+	"bulkhead.dev/services/gen/bulkhead/limits/v1/limitsv1connect"
 	"bulkhead.dev/services/gen/bulkhead/operations/v1/operationsv1connect"
 	"bulkhead.dev/services/gen/bulkhead/tenancy/v1/tenancyv1connect"
 	"bulkhead.dev/tenancy"
@@ -25,6 +26,14 @@ var scopes = map[string]tenancy.Scopes{
 
 	catalogv1connect.CatalogServiceListModelsProcedure: tenancy.ScopeInference,
 	catalogv1connect.CatalogServiceGetModelProcedure:   tenancy.ScopeInference,
+
+	// The store asks for the platform where a tenant's right is not enough.
+	limitsv1connect.LimitServiceListLimitsProcedure:         tenancy.ScopeLimitsRead,
+	limitsv1connect.LimitServiceSetLimitProcedure:           tenancy.ScopeLimitsWrite,
+	limitsv1connect.LimitServiceDeleteLimitProcedure:        tenancy.ScopeLimitsWrite,
+	limitsv1connect.LimitServiceGetEffectiveLimitsProcedure: tenancy.ScopeLimitsRead,
+	limitsv1connect.LimitServiceListPricesProcedure:         tenancy.ScopeLimitsRead,
+	limitsv1connect.LimitServiceSetPriceProcedure:           tenancy.ScopePlatform,
 
 	operationsv1connect.OperationsServiceListPagesProcedure: tenancy.ScopePlatform,
 

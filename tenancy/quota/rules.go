@@ -164,7 +164,7 @@ func loadLimits(ctx context.Context, db pgdb.DB, s subject) ([]*Limit, error) {
 	return list, nil
 }
 
-func loadPrices(ctx context.Context, db pgdb.DB) ([]price, error) {
+func loadPrices(ctx context.Context, db querier) ([]price, error) {
 	rows, err := db.Query(ctx, `SELECT model, model_digest, meter, effective_from, micros_per_million FROM price`)
 	if err != nil {
 		return nil, pgdb.Wrap("read prices", err)

@@ -229,8 +229,13 @@ func Binding(all []Usage, a Ask, p Prices, now time.Time) []Effective {
 // Prices are all list prices.
 type Prices struct{ list []price }
 
-// ReadPrices returns all list prices.
-func ReadPrices(ctx context.Context, db pgdb.DB) (Prices, error) {
+// querier is a pool or a transaction.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// ReadPrices returns all list prices, for [Binding].
+func ReadPrices(ctx context.Context, db querier) (Prices, error) {
 	list, err := loadPrices(ctx, db)
 	return Prices{list}, err
 }
@@ -244,6 +249,24 @@ type Price struct {
 	From   time.Time
 	// Micros are millionths of the currency for a million tokens.
 	Micros int64
+}
+
+// ListPrices returns the prices of a model, or of all for "", latest last.
+func ListPrices(ctx context.Context, tx pgx.Tx, model string) ([]Price, error) {
+	rows, err := tx.Query(ctx, `SELECT id, model, model_digest, meter, effective_from, micros_per_million FROM price
+		WHERE $1 = '' OR model = $1 ORDER BY model, meter, effective_from`, model)
+	if err != nil {
+		return nil, pgdb.Wrap("list prices", err)
+	}
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p Price, err error) {
+		var digest []byte
+		err = row.Scan((*[16]byte)(&p.ID), &p.Model, &digest, &p.Meter, &p.From, &p.Micros)
+		if digest != nil {
+			p.Digest = new([32]byte(digest))
+		}
+		return p, err
+	})
+	return list, pgdb.Wrap("list prices", err)
 }
 
 // SetPrice adds a price within a transaction that is bound to the platform. Prices are
