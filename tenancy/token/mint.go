@@ -224,7 +224,7 @@ func keyName(s string) bool {
 func (m *Mint) KeyIDs() []string { return slices.Sorted(maps.Keys(m.public)) }
 
 // Format prints REDACTED for every verb: the mint holds private keys.
-func (m *Mint) Format(s fmt.State, _ rune) { _, _ = s.Write([]byte(secret.Redacted)) }
+func (Mint) Format(s fmt.State, _ rune) { _, _ = s.Write([]byte(secret.Redacted)) }
 
 // LogValue implements slog.LogValuer.
-func (m *Mint) LogValue() slog.Value { return slog.StringValue(secret.Redacted) }
+func (Mint) LogValue() slog.Value { return slog.StringValue(secret.Redacted) }

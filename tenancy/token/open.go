@@ -55,7 +55,7 @@ func open(raw string, algs, types []string) (*opened, error) {
 	}
 	c := new(claims)
 	t, parts, err := segments.ParseUnverified(raw, c)
-	if err != nil {
+	if err != nil || c.all == nil { // for null the library does not decode
 		return nil, refuse(ReasonMalformed)
 	}
 	return &opened{claims: c, alg: h.alg, kid: h.kid, method: t.Method, signed: parts[0] + "." + parts[1], sig: t.Signature}, nil
