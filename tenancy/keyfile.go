@@ -11,8 +11,8 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
-	"path/filepath"
 
 	"bulkhead.dev/infra/id"
 	"bulkhead.dev/infra/secret"
@@ -25,7 +25,8 @@ import (
 type KeyFile struct{ k *keys }
 
 // keys is the file. Values are 32 bytes in hexadecimal. Old peppers and digest
-// keys stay in the file as long as something refers to them by id.
+// keys stay in the file as long as something refers to them by id; an old token key for as
+// long as tokens live after the new one is current everywhere.
 type keys struct {
 	Version       int               `json:"version"`
 	Pepper        string            `json:"pepper"` // id of the pepper for new keys
@@ -34,9 +35,12 @@ type keys struct {
 	Postgres      string            `json:"postgres"`
 	Digest        string            `json:"digest"` // id of the digest key for new receipts
 	DigestKeys    map[string]string `json:"digest_keys"`
+	Token         string            `json:"token,omitzero"` // id of the key that signs tokens; files of old releases have none
+	TokenSeeds    map[string]string `json:"token_keys,omitzero"`
 	peppers       map[string][32]byte
 	platform      [32]byte
 	digestSecrets map[string][32]byte
+	tokenSeeds    map[string][32]byte
 }
 
 const (
@@ -49,20 +53,22 @@ const (
 var ErrKeyFile = errors.New("key file")
 
 // OpenKeyFile loads the file, or makes it with fresh keys where there is none.
-// Of several processes that start at once one makes it and all load the same.
+// A file of an older release gets the keys that it lacks. Of several processes that start at once
+// one makes or changes it and all load the same.
 func OpenKeyFile(path string) (KeyFile, error) {
 	f, err := LoadKeyFile(path)
-	if !errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) {
+		if f, err = CreateKeyFile(path); errors.Is(err, fs.ErrExist) {
+			f, err = LoadKeyFile(path)
+		}
+	}
+	if err != nil || f.k.Token != "" {
 		return f, err
 	}
-	f, err = CreateKeyFile(path)
-	if errors.Is(err, fs.ErrExist) {
-		return LoadKeyFile(path)
-	}
-	return f, err
+	return addTokenKeys(path)
 }
 
-// LoadKeyFile reads an existing file. The error wraps fs.ErrNotExist where
+// LoadKeyFile reads an existing file and leaves it as it is. The error wraps fs.ErrNotExist where
 // there is none, and ErrKeyFile where it must not be trusted.
 func LoadKeyFile(path string) (KeyFile, error) {
 	file, err := os.Open(path)
@@ -100,6 +106,7 @@ func CreateKeyFile(path string) (KeyFile, error) {
 		Pepper:  "p1", Peppers: map[string]string{"p1": random32()},
 		Platform: random32(), Postgres: random32(),
 		Digest: "d1", DigestKeys: map[string]string{"d1": random32()},
+		Token: firstTokenKey, TokenSeeds: map[string]string{firstTokenKey: random32()},
 	}
 	if !k.decode() {
 		return KeyFile{}, fmt.Errorf("%w: fresh keys do not load", ErrKeyFile)
@@ -108,24 +115,9 @@ func CreateKeyFile(path string) (KeyFile, error) {
 	if err != nil {
 		return KeyFile{}, fmt.Errorf("encode key file: %w", err)
 	}
-	dir := filepath.Dir(path)
-	// CreateTemp opens with O_EXCL and mode 0600.
-	tmp, err := os.CreateTemp(dir, ".keys-*")
-	if err != nil {
-		return KeyFile{}, fmt.Errorf("create key file: %w", err)
-	}
-	defer os.Remove(tmp.Name())
-	_, err = tmp.Write(append(b, '\n'))
-	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
-		return KeyFile{}, fmt.Errorf("write key file: %w", err)
-	}
 	// Unlike a rename, a link fails where the name is taken.
-	if err := os.Link(tmp.Name(), path); err != nil {
-		return KeyFile{}, fmt.Errorf("create key file: %w", err)
-	}
-	if d, err := os.Open(dir); err == nil { // make the name durable, where folders can be synced
-		_ = d.Sync()
-		_ = d.Close()
+	if err := place(path, b, os.Link); err != nil {
+		return KeyFile{}, err
 	}
 	return KeyFile{&k}, nil
 }
@@ -164,6 +156,12 @@ func (f KeyFile) DigestKeyByID(name string, tenant id.Tenant) ([32]byte, bool) {
 	return [32]byte(m.Sum(nil)), true
 }
 
+// TokenKeys returns the seeds of the keys for tokens of the platform by id, and which of them signs. A
+// file of an old release that was loaded, not opened, has none.
+func (f KeyFile) TokenKeys() (current string, seeds map[string][32]byte) {
+	return f.k.Token, maps.Clone(f.k.tokenSeeds)
+}
+
 // Format prints REDACTED for every verb.
 func (f KeyFile) Format(s fmt.State, _ rune) { _, _ = s.Write([]byte(secret.Redacted)) }
 
@@ -187,9 +185,13 @@ func (k *keys) decode() bool {
 	if k.digestSecrets, ok = parseAll(k.DigestKeys); !ok {
 		return false
 	}
+	if k.tokenSeeds, ok = parseAll(k.TokenSeeds); !ok {
+		return false
+	}
 	_, pepper := k.peppers[k.Pepper]
 	_, digest := k.digestSecrets[k.Digest]
-	return pepper && digest
+	_, token := k.tokenSeeds[k.Token]
+	return pepper && digest && (token || k.Token == "" && len(k.tokenSeeds) == 0)
 }
 
 func parseAll(texts map[string]string) (map[string][32]byte, bool) {
