@@ -149,11 +149,11 @@ func TestAttackIssuerMixUp(t *testing.T) {
 		b.refused(t, b.token(t, map[string]any{"iss": iss}), token.ReasonIssuer)
 	}
 	// Even where the list of issuers answers with too many.
-	b.trust.all = true
+	b.all = true
 	b.refused(t, b.token(t, map[string]any{"iss": b.issuer.URL() + "/"}), token.ReasonIssuer)
 	assert.Equal(t, b.good(t, b.token(t, nil)).Tenant, tenantA)
 	// An issuer with one that ends in a slash and one that does not: two issuers.
-	b.trust.all = false
+	b.all = false
 	slash := issuertest.Start(t, "/", b.now)
 	third := token.Issuer{ID: "three", Tenant: tenantB, URL: strings.TrimSuffix(slash.URL(), "/"), Audience: "bulkhead"}
 	b.set(third)
@@ -195,7 +195,7 @@ func TestAttackTenantMixUp(t *testing.T) {
 func TestAttackSize(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	raw := b.token(t, map[string]any{"x": strings.Repeat("y", token.MaxSize)})
+	raw := b.token(t, map[string]any{"x": strings.Repeat("y", 8192)})
 	b.refused(t, raw, token.ReasonSize)
 	empty := len(b.token(t, map[string]any{"x": ""}))
 	b.good(t, b.token(t, map[string]any{"x": strings.Repeat("y", (token.MaxSize-empty)/4*3)})) // nearly as long

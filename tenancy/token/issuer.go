@@ -148,11 +148,11 @@ func (i *Issuer) wants(c *claims) bool {
 // identity reads what the mapping says of a token that was verified.
 func (i *Issuer) identity(c *claims) (Identity, error) {
 	out := Identity{Issuer: i.ID, Tenant: i.Tenant, Expires: c.expires.Time, TokenID: c.id}
-	m, ok := &i.Claims, false
-	name := m.Subject
-	if name == "" {
-		name = "sub"
+	m, name := &i.Claims, "sub"
+	if m.Subject != "" {
+		name = m.Subject
 	}
+	var ok bool
 	if out.Subject, ok = text(c.find(name), maxText); !ok || out.Subject == "" {
 		return Identity{}, refuse(ReasonClaims)
 	}

@@ -84,10 +84,11 @@ func (r *keyring) find(ctx context.Context, issuer, kid, alg string) (*publicKey
 		r.takeOff(issuer, s, now)
 	}
 	f, last, until := s.flight, s.err, s.at.Add(keysServeFor)
+	// While an issuer does not answer, nobody waits for it who can do without.
+	wait := key == nil || age >= keysWaitAfter && last == nil
 	r.mu.Unlock()
 
-	// While an issuer does not answer, nobody waits for it who can do without.
-	if key != nil && (age < keysWaitAfter || last != nil) {
+	if !wait {
 		return key, nil
 	}
 	if f == nil { // it was asked just now

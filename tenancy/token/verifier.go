@@ -91,7 +91,7 @@ func (v *Verifier) Verify(ctx context.Context, raw string) (Identity, error) {
 		return Identity{}, refuse(ReasonSize)
 	}
 	now, digest := v.now(), sha256.Sum256([]byte(raw))
-	t, err := v.recall(digest, now), error(nil)
+	t := v.recall(digest, now)
 	if t == nil {
 		o, err := open(raw, pinned, foreign)
 		if err != nil {

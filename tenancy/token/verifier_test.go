@@ -68,7 +68,7 @@ func TestIssuersAreNotKnown(t *testing.T) {
 	b := setup(t)
 	raw := b.token(t, nil)
 	b.good(t, raw)
-	b.trust.err = errors.New("no database")
+	b.err = errors.New("no database")
 	for _, raw := range []string{raw, b.token(t, map[string]any{"sub": "bob"})} {
 		b.unknown(t, raw)
 	}
@@ -76,7 +76,7 @@ func TestIssuersAreNotKnown(t *testing.T) {
 	cancel()
 	_, err := b.v.Verify(ctx, raw)
 	assert.Equal(t, assert.ErrorAs[*apperr.Error](t, err).Kind, apperr.Canceled)
-	b.trust.err = nil
+	b.err = nil
 	b.good(t, raw)
 }
 
