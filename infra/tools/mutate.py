@@ -252,7 +252,7 @@ FAULTS = [
     ("token-signature-ignored", "the signature is not looked at", "tenancy/token/open.go",
      "if o.method.Verify(o.signed, o.sig, key) != nil {", "if o.method.Verify(o.signed, o.sig, key); false {", "./tenancy/token", "MixUp|CutCache"),
     ("token-issuer-by-likeness", "an issuer with a similar URL is taken", "tenancy/token/verifier.go",
-     "if is.URL == t.issuer && is.Validate() == nil {", "if is.Validate() == nil {", "./tenancy/token", "IssuerMixUp"),
+     "if is.URL != t.issuer || !is.wants(t.claims)", "if !is.wants(t.claims)", "./tenancy/token", "IssuerMixUp"),
     ("token-keys-of-all-issuers", "a key of one issuer checks tokens of another", "tenancy/token/keys.go",
      "s, ok := r.sources.Get(issuer)", "s, ok := r.sources.Get(\"\")\n\tif !ok {\n\t\ts, ok = new(source), true\n\t\tr.sources.Add(\"\", s)\n\t}", "./tenancy/token", "IssuerMixUp"),
     ("token-required-ignored", "tenants that share an issuer are not told apart", "tenancy/token/issuer.go",

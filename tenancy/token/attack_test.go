@@ -152,6 +152,10 @@ func TestAttackIssuerMixUp(t *testing.T) {
 	b.all = true
 	b.refused(t, b.token(t, map[string]any{"iss": b.issuer.URL() + "/"}), token.ReasonIssuer)
 	assert.Equal(t, b.good(t, b.token(t, nil)).Tenant, tenantA)
+	assert.Equal(t, b.good(t, must(evil.Token(nil))(t)).Tenant, tenantB)
+	second.Audience = "other"
+	b.set(b.config, second)
+	b.refused(t, must(evil.Token(nil))(t), token.ReasonAudience) // which is another issuer's
 	// An issuer with one that ends in a slash and one that does not: two issuers.
 	b.all = false
 	slash := issuertest.Start(t, "/", b.now)

@@ -102,5 +102,9 @@ func TestIssuerRemoved(t *testing.T) {
 	b.config.Algorithms = []string{"EdDSA"}
 	b.set(b.config)
 	b.refused(t, raw, token.ReasonAlgorithm)
+	other = b.config
+	other.Algorithms, other.ClockSkew = nil, token.MaxClockSkew+1 // cannot be configured
+	b.set(other)
+	b.refused(t, raw, token.ReasonAudience)
 	assert.Equal(t, b.v.Counts().Verified, 1) // all of it without looking at the signature again
 }

@@ -132,7 +132,8 @@ func (v *Verifier) Verify(ctx context.Context, raw string) (Identity, error) {
 	return who, nil
 }
 
-// trusted returns the issuers that a token may be of: same URL, and at least one may sign so.
+// trusted returns the issuers that are configured for the URL that a token names, of which at
+// least one may sign so.
 func (v *Verifier) trusted(ctx context.Context, t *opened) ([]Issuer, error) {
 	if _, err := issuerURL(t.issuer); err != nil {
 		return nil, refuse(ReasonIssuer) // also the platform's own, which no one can configure
@@ -144,34 +145,34 @@ func (v *Verifier) trusted(ctx context.Context, t *opened) ([]Issuer, error) {
 		}
 		return nil, cannotCheck(err, time.Second)
 	}
-	out, allowed := make([]Issuer, 0, len(all)), false
-	for _, is := range all {
-		if is.URL == t.issuer && is.Validate() == nil {
-			out = append(out, is)
-			allowed = allowed || is.allows(t.alg)
-		}
+	known, allowed := false, false
+	for i := range all {
+		known = known || all[i].URL == t.issuer
+		allowed = allowed || all[i].URL == t.issuer && all[i].allows(t.alg)
 	}
 	switch {
-	case len(out) == 0:
+	case !known:
 		return nil, refuse(ReasonIssuer)
 	case !allowed:
 		return nil, refuse(ReasonAlgorithm)
 	}
-	return out, nil
+	return all, nil
 }
 
 // choose returns the one issuer that a token is of. Where it could be of several it is of none: guessing
-// could let somebody of one tenant into another.
+// could let somebody of one tenant into another. Thousands of tenants may share an issuer, so only
+// what fits is looked at closely.
 func choose(trusted []Issuer, t *opened) (*Issuer, error) {
 	var found *Issuer
 	for i := range trusted {
-		if !trusted[i].wants(t.claims) {
+		is := &trusted[i]
+		if is.URL != t.issuer || !is.wants(t.claims) || is.Validate() != nil {
 			continue
 		}
 		if found != nil {
 			return nil, refuse(ReasonAmbiguous)
 		}
-		found = &trusted[i]
+		found = is
 	}
 	switch {
 	case found == nil:
