@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -219,9 +218,6 @@ func keyName(s string) bool {
 		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '_'
 	})
 }
-
-// KeyIDs returns the ids of the keys that are accepted, sorted.
-func (m *Mint) KeyIDs() []string { return slices.Sorted(maps.Keys(m.public)) }
 
 // Format prints REDACTED for every verb: the mint holds private keys.
 func (Mint) Format(s fmt.State, _ rune) { _, _ = s.Write([]byte(secret.Redacted)) }
