@@ -49,7 +49,19 @@ func TestLimits(t *testing.T) {
 	assert.Equal(t, []any{status, code, kind, header["X-Should-Retry"]}, []any{429, "organization_usage_limit_exceeded", "insufficient_quota", []string{"false"}})
 	assert.True(t, strings.Contains(do("limit", "effective", "--model", r.Model), "requests per day, 0 of 3 are left"))
 	do("limit", "set", "concurrent", "0")
-	status, header, code, kind = ask()
+	status, _, code, kind = ask()
 	assert.Equal(t, []any{status, code, kind}, []any{429, "rate_limit_exceeded", "requests"})
+	// There is no way around it.
+	for path, body := range map[string]string{
+		"/v1/completions":      `{"model":"` + r.Model + `","prompt":"x","max_tokens":1}`,
+		"/v1/chat/completions": r.chat(r.Model, `,"max_tokens":1,"stream":true`),
+		"/bulkhead.inference.v1.InferenceService/Generate": `{"model":"` + r.Model + `","prompt":"x","parameters":{"maxOutputTokens":1}}`,
+	} {
+		res, body := r.ask(t, path, body)
+		assert.Equal(t, res.StatusCode, 429)
+		assert.True(t, strings.Contains(body, "may run at once"))
+	}
+	_, _, err := r.bulkhead(t, "chat", "--model", r.Model, "hello") // a stream of Connect
+	assert.True(t, err != nil)
 	assert.Equal(t, do("price", "list"), "MODEL  METER  PER MILLION  FROM\n")
 }

@@ -389,7 +389,7 @@ func (p *platform) openGateway() error {
 		Log: p.log, Now: time.Now, Seed: rand.Uint64, DigestKey: p.keys.DigestKey, Replica: p.replica,
 	}
 	p.onClose(func() error { p.gateway.Wait(); return nil })
-	p.metrics.Collect(p.workerStats, p.poolStats)
+	p.metrics.Collect(p.workerStats, p.poolStats, func() telemetry.LimitStats { return telemetry.LimitStats(p.quota.Counts()) })
 	return nil
 }
 

@@ -126,7 +126,7 @@ func TestForcedPolicies(t *testing.T) {
 // plant makes a row of a tenant in every table that tenants have.
 func plant(t *testing.T, admin *pgx.Conn, tenant id.Tenant, name string) {
 	t.Helper()
-	project, key, request := id.NewProject(time.Now()), id.NewKey(time.Now()), id.NewRequest(time.Now())
+	project, key, request, limit := id.NewProject(time.Now()), id.NewKey(time.Now()), id.NewRequest(time.Now()), id.NewLimit(time.Now())
 	for _, s := range []struct {
 		sql  string
 		args []any
@@ -142,6 +142,12 @@ func plant(t *testing.T, admin *pgx.Conn, tenant id.Tenant, name string) {
 			[]any{[16]byte(request), [16]byte(tenant), [16]byte(project), [16]byte(key), make([]byte, 32)}},
 		{`INSERT INTO receipt (request_id, tenant, body, digest, model_digest, output_tokens, outcome, withheld)
 			VALUES ($1, $2, 'x'::bytea, $3, ''::bytea, 0, 'lost', false)`, []any{[16]byte(request), [16]byte(tenant), make([]byte, 32)}},
+		{`INSERT INTO quota_limit (id, tenant, meter, period, amount, platform, created_at) VALUES ($1, $2, 'requests', 'day', 1, false, now())`,
+			[]any{[16]byte(limit), [16]byte(tenant)}},
+		{`INSERT INTO quota_bucket (limit_id, tenant, window_start, drained_at) VALUES ($1, $2, now(), now())`, []any{[16]byte(limit), [16]byte(tenant)}},
+		{`INSERT INTO replica (epoch, address, build, started_at, lease_until) VALUES ($1, '', '', now(), now())`, []any{[16]byte(request)}},
+		{`INSERT INTO quota_slice (replica, limit_id, window_start, tenant, held) VALUES ($1, $2, now(), $3, 0)`, []any{[16]byte(request), [16]byte(limit), [16]byte(tenant)}},
+		{`INSERT INTO quota_spend (replica, limit_id, window_start, tenant, amount) VALUES ($1, $2, now(), $3, 0)`, []any{[16]byte(request), [16]byte(limit), [16]byte(tenant)}},
 	} {
 		_, err := admin.Exec(t.Context(), s.sql, s.args...)
 		assert.NoError(t, err)
@@ -158,8 +164,19 @@ func TestWrongQueryInEveryTable(t *testing.T) {
 	plant(t, admin, a, "a")
 	plant(t, admin, other, "b")
 
-	tables := map[string]string{"tenant": "id", "project": "tenant", "api_key": "tenant", "usage": "tenant", "receipt": "tenant"}
-	for table, column := range tables {
+	// Every table with a tenant that the application may read, so that none can
+	// be forgotten here.
+	rows, err := admin.Query(t.Context(), `SELECT c.relname::text FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant'
+		WHERE c.relnamespace = 'bulkhead'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND has_table_privilege('bulkhead_app', c.oid, 'SELECT')`)
+	assert.NoError(t, err)
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	assert.NoError(t, err)
+	assert.True(t, len(tables) >= 8)
+	for _, table := range append(tables, "tenant") {
+		column := "tenant"
+		if table == "tenant" {
+			column = "id"
+		}
 		t.Run(table, func(t *testing.T) {
 			var all, mine, theirs int
 			// No tenant is set: nothing, not everything.

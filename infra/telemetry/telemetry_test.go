@@ -21,7 +21,7 @@ func TestMetrics(t *testing.T) {
 		}
 	}, func() []telemetry.PoolStats {
 		return []telemetry.PoolStats{{Name: "auth", Total: 3, Acquired: 1, Max: 8}}
-	})
+	}, func() telemetry.LimitStats { return telemetry.LimitStats{Local: 4, Slices: 6} })
 	m.Request("chat", "200", 30*time.Millisecond)
 	out := m.Admitted()
 	m.FirstToken(20 * time.Millisecond)
@@ -41,6 +41,8 @@ func TestMetrics(t *testing.T) {
 		`bulkhead_worker_refusals_total{reason="digest",role="decode"} 1`,
 		`bulkhead_postgres_connections{pool="auth",state="idle"} 2`,
 		`bulkhead_requests_in_flight 1`,
+		`bulkhead_limit_reservations_total{outcome="local"} 4`,
+		`bulkhead_limit_slices 6`,
 		`bulkhead_output_tokens_total 20`,
 		`bulkhead_time_to_first_token_seconds_count 1`,
 	} {

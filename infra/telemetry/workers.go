@@ -30,16 +30,28 @@ type PoolStats struct {
 	Waits    int64 // acquisitions that had to wait
 }
 
+// LimitStats counts what became of reservations from limits, since the start.
+type LimitStats struct {
+	Local       uint64 // out of slices, without asking the database
+	Asked       uint64 // after an exchange with it
+	Refused     uint64
+	Unavailable uint64 // it could not be known
+	Exchanges   uint64
+	Warnings    uint64 // soft limits that were passed
+	Slices      int    // held now
+}
+
 // Collect registers metrics that are read from their owners when asked for.
 // Workers are labelled by role, not by epoch: an epoch is a new label value at
 // every restart.
-func (m *Metrics) Collect(workers func() []WorkerStats, pools func() []PoolStats) {
-	m.Registry.MustRegister(&collector{workers: workers, pools: pools})
+func (m *Metrics) Collect(workers func() []WorkerStats, pools func() []PoolStats, limits func() LimitStats) {
+	m.Registry.MustRegister(&collector{workers: workers, pools: pools, limits: limits})
 }
 
 type collector struct {
 	workers func() []WorkerStats
 	pools   func() []PoolStats
+	limits  func() LimitStats
 }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -63,13 +75,17 @@ var (
 	descRefusals = desc("bulkhead_worker_refusals_total", "Refusals of the worker since it started, by reason.", "role", "reason")
 	descConns    = desc("bulkhead_postgres_connections", "Database connections.", "pool", "state")
 	descMax      = desc("bulkhead_postgres_connections_max", "Largest number of database connections.", "pool")
+	descReserved = desc("bulkhead_limit_reservations_total", "Reservations from limits, by what became of them: local, asked, refused or unavailable.", "outcome")
+	descExchange = desc("bulkhead_limit_exchanges_total", "Exchanges of slices of limits with the database.")
+	descWarnings = desc("bulkhead_limit_warnings_total", "Limits that passed the amount at which to warn.")
+	descSlices   = desc("bulkhead_limit_slices", "Limits of which this replica holds a slice.")
 	descWaits    = desc("bulkhead_postgres_waits_total", "Acquisitions of a database connection that had to wait.", "pool")
 )
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descLive, descPages, descQueued, descRunning, descGranted, descScrubbed, descAhead, descCached, descHits, descMaxQuar, descHandoff,
-		descPrefill, descDecode, descRefusals, descConns, descMax, descWaits} {
+		descPrefill, descDecode, descRefusals, descConns, descMax, descWaits, descReserved, descExchange, descWarnings, descSlices} {
 		ch <- d
 	}
 }
@@ -138,4 +154,11 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descMax, float64(p.Max), p.Name)
 		count(descWaits, float64(p.Waits), p.Name)
 	}
+	l := c.limits()
+	for outcome, n := range map[string]uint64{"local": l.Local, "asked": l.Asked, "refused": l.Refused, "unavailable": l.Unavailable} {
+		count(descReserved, float64(n), outcome)
+	}
+	count(descExchange, float64(l.Exchanges))
+	count(descWarnings, float64(l.Warnings))
+	gauge(descSlices, float64(l.Slices))
 }

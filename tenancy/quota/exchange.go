@@ -123,6 +123,9 @@ func (b *Book) exchange(ctx context.Context, due bool) bool {
 
 // collect gathers what to exchange, and who waits for it.
 func (b *Book) collect(due bool) (wishes []wish, served []*waiter, more bool) {
+	// What would be given back to a database that is away would be lost: nobody
+	// knows what became of it.
+	hears := b.rules.hears()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.opt.Now()
@@ -168,7 +171,7 @@ func (b *Book) collect(due bool) (wishes []wish, served []*waiter, more bool) {
 			delete(b.slices, limit)
 			continue
 		}
-		if s.wanted || s.recall || due && s.restless(now) {
+		if (hears || b.stopped) && (s.wanted || s.recall || due && s.restless(now)) {
 			if len(wishes) == maxWishes {
 				more = true
 				break

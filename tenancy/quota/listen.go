@@ -26,7 +26,9 @@ const (
 // What is remembered is forgotten whenever something may have been missed.
 func (b *Book) listen(ctx context.Context) {
 	for ctx.Err() == nil {
-		if err := b.hear(ctx); err != nil && ctx.Err() == nil {
+		err := b.hear(ctx)
+		b.rules.lost()
+		if err != nil && ctx.Err() == nil {
 			b.opt.Log.WarnContext(ctx, "changes of limits are not heard", "error", err.Error())
 		}
 		select {

@@ -29,6 +29,7 @@ type rules struct {
 
 	mu     sync.Mutex
 	heard  time.Time                         // under mu; until when no change was missed
+	deaf   bool                              // under mu; no connection hears of changes now
 	known  *simplelru.LRU[subject, []*Limit] // under mu
 	prices []price                           // under mu; nil: not known
 	epoch  uint64                            // under mu; rises when something is forgotten
@@ -60,7 +61,20 @@ func newRules(db pgdb.DB, now func() time.Time) *rules {
 func (r *rules) alive(at time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.heard = at
+	r.heard, r.deaf = at, false
+}
+
+// lost says that the connection that heard of changes broke.
+func (r *rules) lost() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.deaf = true
+}
+
+func (r *rules) hears() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !r.deaf
 }
 
 // forgetAll is for when changes may have been missed.
