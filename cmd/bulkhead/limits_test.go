@@ -55,7 +55,6 @@ func TestLimits(t *testing.T) {
 	for path, body := range map[string]string{
 		"/v1/completions":      `{"model":"` + r.Model + `","prompt":"x","max_tokens":1}`,
 		"/v1/chat/completions": r.chat(r.Model, `,"max_tokens":1,"stream":true`),
-		"/bulkhead.inference.v1.InferenceService/Generate": `{"model":"` + r.Model + `","prompt":"x","parameters":{"maxOutputTokens":1}}`,
 	} {
 		res, body := r.ask(t, path, body)
 		assert.Equal(t, res.StatusCode, 429)
