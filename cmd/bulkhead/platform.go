@@ -27,6 +27,7 @@ import (
 	"bulkhead.dev/engine/model/gguf"
 	"bulkhead.dev/engine/model/store"
 	"bulkhead.dev/engine/pool"
+	"bulkhead.dev/engine/sim"
 	"bulkhead.dev/engine/worker"
 	"bulkhead.dev/engine/worker/peer"
 	"bulkhead.dev/infra/config"
@@ -172,6 +173,10 @@ func (p *platform) openModel(ctx context.Context, e *env) (err error) {
 	}
 	p.shape = shape{digest: digest, context: window, geometry: kv.Geometry{Layers: l.Config.Layers,
 		KVHeads: l.Config.KVHeads, HeadDim: l.Config.HeadDim, PageTokens: kv.PageTokens, DType: dtype, Layout: kv.Layout1}}
+	if p.cfg.Worker.Backend == config.Simulated {
+		p.shape.geometry = sim.Geometry(dtype)
+		p.log.WarnContext(ctx, "THE ENGINE IS SIMULATED: answers are words without meaning; set worker.backend to compute them")
+	}
 	return nil
 }
 
@@ -328,6 +333,7 @@ func (p *platform) openWorkers() (err error) {
 			boot: worker.Boot{
 				Role: role, ModelPath: p.store.Path(p.model), ModelDigest: p.model.Digest, Front: front,
 				Threads: w.ThreadsOrDefault(), Backend: w.Backend, Pages: pages, KVType: w.KVType, Scrub: w.Scrub, LockMemory: true,
+				Sim:        worker.Sim{PromptToken: micros(w.Sim.PromptTokenUS), Step: micros(w.Sim.StepUS), Sequence: micros(w.Sim.SequenceUS)},
 				Window:     w.ContextWindow,
 				Quarantine: cmp.Or(w.QuarantinePages, max(pages/16, 1)), ScrubRate: int64(w.ScrubMBPerSecond) * 1e6, Handoff: w.HandoffVersion,
 				MaxRunning: w.MaxRunning, Queue: w.Queue, PerTenant: p.cfg.Limits.TenantConcurrency,
@@ -349,6 +355,8 @@ func (p *platform) openWorkers() (err error) {
 	}
 	return nil
 }
+
+func micros(n int) worker.Span { return worker.Span(time.Duration(n) * time.Microsecond) }
 
 // workerGrace is what a worker gets on top of its drain before it is killed.
 const workerGrace = 2 * time.Second

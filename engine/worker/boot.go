@@ -32,7 +32,8 @@ type Boot struct {
 	Credentials peer.Credentials `json:"credentials"`
 
 	Threads    int    `json:"threads"`     // for arithmetic; 0 is one
-	Backend    string `json:"backend"`     // "c", "go", or "" for the best
+	Backend    string `json:"backend"`     // "c", "go", "sim" to compute nothing, or "" for the best
+	Sim        Sim    `json:"sim"`         // how long the backend "sim" takes
 	CPULevel   string `json:"cpu_level"`   // "" for the best
 	Window     int    `json:"window"`      // tokens of prompt and answer to serve, at most the model's; 0 is the model's
 	Pages      int    `json:"pages"`       // usable pages of the KV pool
@@ -55,6 +56,16 @@ type Boot struct {
 	Handoff    int    `json:"handoff"`     // highest version of the hand-off to speak; 0 is the newest
 	Build      string `json:"build"`       // version and commit, for the registry
 	Debug      bool   `json:"debug"`       // leave the process open to debuggers and core dumps
+}
+
+// Simulated is the backend that computes nothing; see package sim.
+const Simulated = "sim"
+
+// Sim is the latency model of the simulated backend; see sim.Latency.
+type Sim struct {
+	PromptToken Span `json:"prompt_token"`
+	Step        Span `json:"step"`
+	Sequence    Span `json:"sequence"`
 }
 
 // Span is a time span that is written as "10s".
@@ -164,7 +175,7 @@ func (b Boot) check() (settings, error) {
 	if b.CachePages > 0 && b.Role != peer.Prefill {
 		return bad("only the prefill role remembers prompts")
 	}
-	if s.SlowLimit < 0 || s.OfferWait < 0 || s.PageStall < 0 || s.DrainFor < 0 {
+	if s.Sim.PromptToken < 0 || s.Sim.Step < 0 || s.Sim.Sequence < 0 || s.SlowLimit < 0 || s.OfferWait < 0 || s.PageStall < 0 || s.DrainFor < 0 {
 		return bad("a time span is negative")
 	}
 	if b.Handoff < 0 || b.Handoff > math.MaxUint16 {

@@ -63,7 +63,7 @@ func (w *worker) newReporter(l leg, api, pages net.Listener) *reporter {
 		Epoch: w.set.epoch[:], Role: poolv1.Role_ROLE_DECODE, Address: fabric.Address(api),
 		ModelDigest: w.set.digest[:], Geometry: fingerprint[:], PageTokens: kv.PageTokens,
 		Pages: uint32(w.set.Pages), ContextWindow: uint32(w.window),
-		Build: w.set.Build, CpuLevel: w.level, Pid: uint32(os.Getpid()),
+		Build: w.set.build(), CpuLevel: w.level, Pid: uint32(os.Getpid()),
 	}
 	for _, v := range w.set.handoff {
 		r.HandoffVersions = append(r.HandoffVersions, uint32(v))

@@ -13,7 +13,6 @@ import (
 	"connectrpc.com/connect"
 	"golang.org/x/sync/errgroup"
 
-	"bulkhead.dev/engine/compute"
 	"bulkhead.dev/engine/fabric"
 	"bulkhead.dev/engine/history"
 	"bulkhead.dev/engine/kv"
@@ -112,9 +111,7 @@ func run(ctx context.Context, boot Boot, log *slog.Logger, s seams) (err error) 
 	if set.Role == peer.Prefill {
 		rows = set.Chunk
 	}
-	m, err := compute.Load(llama, compute.Options{
-		Backend: set.Backend, Level: set.CPULevel, Threads: set.Threads, DType: set.dtype, MaxRows: rows,
-	})
+	m, err := set.load(f, llama, rows)
 	if err != nil {
 		return fmt.Errorf("load model: %w", err)
 	}

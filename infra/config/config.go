@@ -106,8 +106,12 @@ type Worker struct {
 	// HandoffVersion is the highest version of the hand-off that workers speak,
 	// to hold back a new one. 0: the newest.
 	HandoffVersion int `yaml:"handoff_version" env:"BULKHEAD_HANDOFF_VERSION"`
-	// Backend is c, go, or empty for the best that this build has.
+	// Backend is c, go, or empty for the best that this build has. sim computes
+	// nothing: answers are words without meaning, and receipts say so. It is for
+	// measuring everything but the model.
 	Backend string `yaml:"backend" env:"BULKHEAD_BACKEND"`
+	// Sim is how long the backend sim takes.
+	Sim Sim `yaml:"sim"`
 	// MaxRunning is the number of sequences that decode steps together.
 	MaxRunning int `yaml:"max_running" env:"BULKHEAD_MAX_RUNNING"`
 	// Queue is the number of requests that wait at a worker before it answers
@@ -116,6 +120,16 @@ type Worker struct {
 	// PrefillChunk is the number of prompt tokens computed at a time; between
 	// chunks other prompts get their turn and a canceled one stops.
 	PrefillChunk int `yaml:"prefill_chunk" env:"BULKHEAD_PREFILL_CHUNK"`
+}
+
+// Sim is how long the simulated backend takes, in microseconds. All 0: it answers at
+// once.
+type Sim struct {
+	// PromptTokenUS is for each token of a prompt.
+	PromptTokenUS int `yaml:"prompt_token_us" env:"BULKHEAD_SIM_PROMPT_TOKEN_US"`
+	// StepUS is for each step of decoding, and SequenceUS for each sequence in it.
+	StepUS     int `yaml:"step_us" env:"BULKHEAD_SIM_STEP_US"`
+	SequenceUS int `yaml:"sequence_us" env:"BULKHEAD_SIM_SEQUENCE_US"`
 }
 
 // Limits protect tenants from each other.
@@ -292,11 +306,20 @@ func (c *Config) Validate() error {
 	}
 	oneOf("worker.kv_type", c.Worker.KVType, "f16", "f32")
 	oneOf("worker.scrub", c.Worker.Scrub, "on-tenant-change", "always")
-	oneOf("worker.backend", c.Worker.Backend, "", "c", "go")
+	oneOf("worker.backend", c.Worker.Backend, "", "c", "go", Simulated)
 	oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	oneOf("log.format", c.Log.Format, "", "text", "json")
 	within("worker.threads", c.Worker.Threads, 0, maxThreads)
-	within("worker.max_running", c.Worker.MaxRunning, 1, 1024)
+	running := maxRunning
+	if c.Worker.Backend == Simulated {
+		running = maxSimulated
+	} else if c.Worker.Sim != (Sim{}) {
+		bad("worker.sim", "needs worker.backend: %s", Simulated)
+	}
+	within("worker.max_running", c.Worker.MaxRunning, 1, running)
+	within("worker.sim.prompt_token_us", c.Worker.Sim.PromptTokenUS, 0, maxSimMicros)
+	within("worker.sim.step_us", c.Worker.Sim.StepUS, 0, maxSimMicros)
+	within("worker.sim.sequence_us", c.Worker.Sim.SequenceUS, 0, maxSimMicros)
 	within("worker.queue", c.Worker.Queue, 1, 1<<16)
 	within("worker.prefill_chunk", c.Worker.PrefillChunk, 16, 4096)
 	within("worker.context_window", c.Worker.ContextWindow, 0, 1<<30)
@@ -314,8 +337,19 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// maxThreads bounds the threads of a worker.
-const maxThreads = 256
+// Simulated is the backend that computes nothing.
+const Simulated = "sim"
+
+const (
+	// maxThreads bounds the threads of a worker.
+	maxThreads = 256
+	// maxRunning bounds the sequences of a step: a model has scratch for each.
+	maxRunning = 1 << 10
+	// maxSimulated is the same without a model.
+	maxSimulated = 1 << 14
+	// maxSimMicros is a minute, beyond which a worker looks dead.
+	maxSimMicros = 60_000_000
+)
 
 // ThreadsOrDefault returns the number of threads of a worker.
 func (w Worker) ThreadsOrDefault() int {

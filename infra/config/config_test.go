@@ -88,6 +88,10 @@ func TestBadValues(t *testing.T) {
 		"public.tls_cert":       func(c *config.Config) { c.Public.TLSCert = "x" },
 		"limits.body_bytes":     func(c *config.Config) { c.Limits.BodyBytes = 1 },
 		"worker.max_running":    func(c *config.Config) { c.Worker.MaxRunning = 0 },
+		"worker.backend":        func(c *config.Config) { c.Worker.Backend = "fortran" },
+		"worker.sim: needs":     func(c *config.Config) { c.Worker.Sim.StepUS = 1 },
+		"worker.sim.step_us":    func(c *config.Config) { c.Worker.Backend, c.Worker.Sim.StepUS = config.Simulated, -1 },
+		"outside 1 to 1024":     func(c *config.Config) { c.Worker.MaxRunning = 2048 },
 		"model":                 func(c *config.Config) { c.Model = "" },
 		"log.format":            func(c *config.Config) { c.Log.Format = "xml" },
 		"worker.prefill_chunk":  func(c *config.Config) { c.Worker.PrefillChunk = 1 },
@@ -98,6 +102,14 @@ func TestBadValues(t *testing.T) {
 		err := c.Validate()
 		assert.True(t, err != nil && strings.Contains(err.Error(), field))
 	}
+}
+
+// Without a model there is no scratch for each sequence.
+func TestSimulatedRunsMore(t *testing.T) {
+	t.Parallel()
+	c := config.Default()
+	c.Worker.Backend, c.Worker.MaxRunning, c.Worker.Sim.PromptTokenUS = config.Simulated, 10_000, 5
+	assert.NoError(t, c.Validate())
 }
 
 func FuzzLoad(f *testing.F) {
