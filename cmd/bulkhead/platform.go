@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -74,7 +75,8 @@ type platform struct {
 	ready     atomic.Bool // the platform was ready once
 	draining  atomic.Bool
 
-	servers      []*server
+	servers      []*server // the last one is that of the workers
+	keeping      sync.WaitGroup
 	url          string
 	opsURL       string
 	closers      []func() error
@@ -406,7 +408,11 @@ func (p *platform) run(g *errgroup.Group, ctx context.Context) {
 	workers, stop := context.WithCancel(context.WithoutCancel(ctx))
 	p.stopWorkers = stop
 	for _, k := range []*keeper{p.prefill, p.decode} {
-		g.Go(func() error { return k.Run(workers) })
+		p.keeping.Add(1)
+		g.Go(func() error {
+			defer p.keeping.Done()
+			return k.Run(workers)
+		})
 	}
 	for _, s := range p.servers {
 		g.Go(s.run)
@@ -433,12 +439,14 @@ func (p *platform) waitReady(ctx context.Context) error {
 }
 
 // stop drains: listeners take nothing new, running requests go on for at most
-// the given time, then the workers end. hard ends all waiting.
+// the given time, then the workers end, and last the listener that they report to.
+// hard ends all waiting.
 func (p *platform) stop(g *errgroup.Group, hard context.Context, drain time.Duration) error {
 	p.draining.Store(true)
 	ctx, cancel := context.WithTimeout(hard, drain)
 	defer cancel()
-	for _, s := range p.servers {
+	last := len(p.servers) - 1
+	for _, s := range p.servers[:last] {
 		s.shutdown(ctx)
 	}
 	p.stopWorkers()
@@ -452,6 +460,8 @@ func (p *platform) stop(g *errgroup.Group, hard context.Context, drain time.Dura
 			p.decode.Kill()
 		}()
 	}
+	p.keeping.Wait()
+	p.servers[last].shutdown(ctx)
 	return g.Wait()
 }
 
