@@ -1,14 +1,17 @@
 package openai
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"io"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 
 	"bulkhead.dev/infra/apperr"
 	"bulkhead.dev/services/httpx"
@@ -60,12 +63,6 @@ type textChunk struct {
 // padTo is the multiple to which obfuscation pads the text of a chunk, bytes.
 const padTo = 32
 
-// pieceOrEnd is what the reader of a stream passes on.
-type pieceOrEnd struct {
-	text string
-	err  error
-}
-
 // stream writes an answer as server-sent events. Whatever goes wrong from here
 // on is told inside the stream.
 func (s *server) stream(w http.ResponseWriter, r *http.Request, stream Stream, so *streamOptions, f face) {
@@ -73,73 +70,59 @@ func (s *server) stream(w http.ResponseWriter, r *http.Request, stream Stream, s
 	out := &events{w: w, rc: http.NewResponseController(w)}
 	withUsage := so != nil && so.IncludeUsage != nil && *so.IncludeUsage
 	padded := so != nil && so.IncludeObfuscation != nil && *so.IncludeObfuscation
-	send := func(choices []any, use *usage, text string) bool {
+	add := func(choices []any, use *usage, text string) {
 		c := chunk{ID: responseID(f.prefix, info.ID), Object: f.chunkObject, Created: stream.Created().Unix(), Model: stream.Model(),
 			Choices: choices, Usage: nullableUse{present: withUsage, usage: use}}
 		if padded {
 			c.Obfuscation = padding(len(text))
 		}
-		return out.json(c)
+		out.add(c)
 	}
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream; charset=utf-8")
 	h.Set("X-Accel-Buffering", "no") // nginx would hold the events back
 	processing(w, info, s.Edge.Now())
 	w.WriteHeader(http.StatusOK)
-	if f.first != nil && !send([]any{f.first()}, nil, "") {
-		return
-	}
-	// One goroutine reads the stream, so that silence can be filled; it ends
-	// with the stream, which ends with ctx.
-	ctx, cancel := context.WithCancel(r.Context())
-	pieces := make(chan pieceOrEnd)
-	done := make(chan struct{})
-	defer func() { cancel(); <-done }()
-	go func() {
-		defer close(done)
-		for {
-			text, err := stream.Next(ctx)
-			select {
-			case pieces <- pieceOrEnd{text, err}:
-			case <-ctx.Done():
-				return
-			}
-			if err != nil {
-				return
-			}
-		}
-	}()
-	beat := time.NewTicker(s.keepAlive)
-	defer beat.Stop()
-	for {
-		select {
-		case <-beat.C:
-			if !out.raw(": keep-alive\n\n") {
-				return
-			}
-			continue
-		case <-ctx.Done():
+	if f.first != nil {
+		if add([]any{f.first()}, nil, ""); !out.send() {
 			return
-		case p := <-pieces:
-			if errors.Is(p.err, io.EOF) {
-				<-done // the stream is ours again
-				s.finish(r, stream, out, send, withUsage, f)
-				return
+		}
+	}
+	// All but the text of a piece is encoded once.
+	add([]any{f.piece(anyText)}, nil, "")
+	head, tail := out.around(anyText)
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	// Silence is filled, and a client that is gone is found by it.
+	defer out.keepAlive(s.keepAlive, cancel)()
+	for {
+		text, err := stream.Next(ctx)
+		switch {
+		case errors.Is(err, io.EOF):
+			s.finish(r, stream, out, add, withUsage, f)
+			return
+		case err != nil:
+			if ctx.Err() == nil {
+				out.fail(info, err)
 			}
-			if p.err != nil {
-				out.fail(info, p.err)
-				return
-			}
-			if !send([]any{f.piece(p.text)}, nil, p.text) {
-				return
-			}
-			beat.Reset(s.keepAlive)
+			return
+		}
+		out.mu.Lock()
+		if padded {
+			add([]any{f.piece(text)}, nil, text)
+		} else {
+			out.text(head, text, tail)
+		}
+		there := out.send()
+		out.mu.Unlock()
+		if !there {
+			return
 		}
 	}
 }
 
 // finish waits for the receipt and ends the stream.
-func (s *server) finish(r *http.Request, stream Stream, out *events, send func([]any, *usage, string) bool, withUsage bool, f face) {
+func (s *server) finish(r *http.Request, stream Stream, out *events, add func([]any, *usage, string), withUsage bool, f face) {
 	info := httpx.InfoFrom(r.Context())
 	final, err := stream.Finish(r.Context())
 	if err != nil {
@@ -147,45 +130,110 @@ func (s *server) finish(r *http.Request, stream Stream, out *events, send func([
 		return
 	}
 	info.OutputTokens = final.CompletionTokens
-	if !send([]any{f.last(final.FinishReason)}, nil, "") {
-		return
-	}
-	if withUsage && !send([]any{}, usageOf(final), "") {
-		return
+	out.mu.Lock()
+	defer out.mu.Unlock()
+	add([]any{f.last(final.FinishReason)}, nil, "")
+	if withUsage {
+		add([]any{}, usageOf(final), "")
 	}
 	out.raw("data: [DONE]\n\n")
+	out.send()
 }
 
-// events writes server-sent events. Its methods report whether the client is
-// still there.
+// events writes server-sent events: they are added to a buffer and sent together.
 type events struct {
 	w  http.ResponseWriter
 	rc *http.ResponseController
+
+	// mu is held from adding to sending once keepAlive was called.
+	mu     sync.Mutex
+	buffer []byte
+	silent *time.Timer // nil without keepAlive
+	every  time.Duration
+	ended  bool
 }
 
-func (e *events) json(v any) bool {
+// keepAlive sends a comment whenever nothing was sent for so long, and calls gone if
+// the client does not take it. The function returned ends that.
+func (e *events) keepAlive(every time.Duration, gone func()) (stop func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.every = every
+	e.silent = time.AfterFunc(every, func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.ended { // the writer is no longer ours
+			return
+		}
+		if e.raw(": keep-alive\n\n"); !e.send() {
+			gone()
+		}
+	})
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.ended = true
+		e.silent.Stop()
+	}
+}
+
+func (e *events) add(v any) {
 	b, err := json.Marshal(v, json.Deterministic(true))
 	if err != nil { // only types of this package, which always encode
 		panic(err)
 	}
-	return e.raw("data: " + string(b) + "\n\n")
+	e.buffer = append(append(append(e.buffer, "data: "...), b...), "\n\n"...)
 }
 
-func (e *events) raw(s string) bool {
+func (e *events) raw(s string) { e.buffer = append(e.buffer, s...) }
+
+// anyText stands for the text of a piece where what is around it is encoded.
+const anyText = "\x00text"
+
+// around empties the buffer and returns what it has before and after a text, as
+// JSON writes it. Names that clients see come before.
+func (e *events) around(text string) (head, tail string) {
+	quoted, err := jsontext.AppendQuote(nil, text)
+	at := bytes.LastIndex(e.buffer, quoted)
+	if err != nil || at < 0 { // a piece has its text
+		panic("openai: a chunk without its text")
+	}
+	head, tail = string(e.buffer[:at]), string(e.buffer[at+len(quoted):])
+	e.buffer = e.buffer[:0]
+	return head, tail
+}
+
+// text adds a piece.
+func (e *events) text(head, text, tail string) {
+	b, err := jsontext.AppendQuote(append(e.buffer, head...), text)
+	if err != nil { // pieces are whole characters
+		panic(err)
+	}
+	e.buffer = append(b, tail...)
+}
+
+// send reports whether the client is still there.
+func (e *events) send() bool {
 	// A client that does not read would otherwise hold pages for ever. Not
 	// every writer has deadlines (tests); the others do.
 	_ = e.rc.SetWriteDeadline(time.Now().Add(writeTimeout))
-	if _, err := io.WriteString(e.w, s); err != nil {
-		return false
+	_, err := e.w.Write(e.buffer)
+	clear(e.buffer)
+	e.buffer = e.buffer[:0]
+	if e.silent != nil {
+		e.silent.Reset(e.every)
 	}
-	return e.rc.Flush() == nil
+	return err == nil && e.rc.Flush() == nil
 }
 
 // fail ends a stream with an error frame. There is no [DONE] after it.
 func (e *events) fail(info *httpx.Info, err error) {
 	a := apperr.From(err)
 	info.Code = a.Code
-	e.json(errorBody{object(a)})
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.add(errorBody{object(a)})
+	e.send()
 }
 
 // padding returns random letters that bring a text of n bytes to the next
