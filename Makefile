@@ -59,6 +59,15 @@ bench-handoff: ## Compare reading pages with bare copies of the same bytes, with
 	@go test -count=1 -run '^$$' -bench Handoff -benchtime 1x ./engine/fabric
 	@CGO_ENABLED=0 go test -count=1 -run '^$$' -bench Handoff -benchtime 1x ./engine/fabric
 
+.PHONY: bench-gateway
+bench-gateway: ## Measure what everything but the model costs, on a simulated engine (ARGS="-big", -only cpu, -h; LiteLLM beside it if installed)
+	@go run ./internal/bench/gateway $(ARGS)
+
+.PHONY: soak-gateway
+soak-gateway: DURATION = 1h
+soak-gateway: ## Run the gateway under load and see that memory and goroutines stay flat (DURATION=1h)
+	@go run ./internal/bench/gateway -soak $(DURATION) $(ARGS)
+
 .PHONY: lint
 lint: ## Vet, lint, Protobuf lint
 	@tools=$$(infra/tools/build.sh) && $$tools/golangci-lint run ./... && $$tools/golangci-lint run --build-tags faulty ./... && $$tools/buf lint && go vet ./... && go vet -tags faulty ./...

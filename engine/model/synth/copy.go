@@ -62,7 +62,7 @@ func copyModel(s Shape) []byte {
 	s.KVHeads, s.HeadDim, s.Hidden, s.Vocab = 1, copyHead, copyHidden, MinVocab
 	w := gguf.NewWriter()
 	setShape(w, "copy", s)
-	setVocab(w, s.Vocab, copyTemplate)
+	setVocab(w, s.Vocab, copyTemplate, nil)
 
 	// Four numbers of an embedding are not zero. This size makes its mean
 	// square 1, so that the first norm changes nothing.

@@ -17,6 +17,9 @@ type Shape struct {
 	Type gguf.Type
 	// Tied leaves out the head, so that the embeddings serve as head.
 	Tied bool
+	// Words, where there are any, are tokens, and so are all their beginnings.
+	// Vocab is then what they take.
+	Words []string
 }
 
 const (
@@ -32,12 +35,16 @@ const (
 // for the same arguments, with a byte-level tokenizer and a chat template with
 // marks of turns. It panics if the shape is impossible.
 func RandomLlama(seed uint64, s Shape) []byte {
+	words := beginnings(s.Words)
+	if len(words) > 0 {
+		s.Vocab = MinVocab + printable + len(words)
+	}
 	if s.Vocab < MinVocab {
 		panic(fmt.Sprintf("synth: a vocabulary of %d, at least %d are needed", s.Vocab, MinVocab))
 	}
 	w := gguf.NewWriter()
 	setShape(w, "random", s)
-	setVocab(w, s.Vocab, chatTemplate)
+	setVocab(w, s.Vocab, chatTemplate, words)
 	// The second word keeps these numbers apart from other uses of a seed.
 	g := &generator{w: w, r: rand.New(rand.NewPCG(seed, 0x73796e7468)), s: s}
 	head := 1.0

@@ -88,3 +88,16 @@ func TestVocabulary(t *testing.T) {
 		assert.True(t, tok.IsEOG(synth.TurnEnd) && tok.IsEOG(synth.EOS))
 	}
 }
+
+// Each of the words is one token, and nothing else changes how text is read.
+func TestRandomLlamaWords(t *testing.T) {
+	t.Parallel()
+	s := small
+	s.Words, s.Vocab = []string{" many", " man", "words"}, 0
+	m, tok := read(t, synth.RandomLlama(7, s))
+	assert.Equal(t, m.Config.Vocab, synth.MinVocab+94+4+4) // ▁m ▁ma ▁man ▁many, wo wor word words
+	ids := tok.Encode(nil, "words many man", tokenizer.Plain)
+	assert.Equal(t, len(ids), 3)
+	assert.Equal(t, text(tok, ids), "words many man")
+	assert.Equal(t, text(tok, tok.Encode(nil, "maniac, wordy!", tokenizer.Plain)), "maniac, wordy!")
+}

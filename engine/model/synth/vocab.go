@@ -3,6 +3,7 @@ package synth
 import (
 	"bytes"
 	"fmt"
+	"strings"
 
 	"bulkhead.dev/engine/model/gguf"
 )
@@ -35,9 +36,29 @@ const chatTemplate = `{% for message in messages %}<|im_start|>{{ message.role }
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}`
 
+// printable is the number of characters that have a token of their own.
+const printable = '~' - '!' + 1
+
+// beginnings returns words and all their beginnings of two characters and more,
+// each once, with spaces as tokens have them.
+func beginnings(words []string) []string {
+	var out []string
+	seen := map[string]bool{}
+	for _, word := range words {
+		runes := []rune(strings.ReplaceAll(word, " ", "\u2581"))
+		for n := 2; n <= len(runes); n++ {
+			if s := string(runes[:n]); !seen[s] {
+				seen[s] = true
+				out = append(out, s)
+			}
+		}
+	}
+	return out
+}
+
 // setVocab writes a tokenizer of n tokens: the fixed ones, then printable
-// characters, then words of two and more letters.
-func setVocab(w *gguf.Writer, n int, template string) {
+// characters, then the words given, then words of two and more letters.
+func setVocab(w *gguf.Writer, n int, template string, words []string) {
 	texts, types := []string{"<unk>", "<s>", "</s>"}, []int32{typeUnknown, typeControl, typeControl}
 	for b := range 256 {
 		texts, types = append(texts, fmt.Sprintf("<0x%02X>", b)), append(types, typeByte)
@@ -47,6 +68,7 @@ func setVocab(w *gguf.Writer, n int, template string) {
 	for c := '!'; c <= '~' && len(texts) < n; c++ {
 		texts = append(texts, string(c))
 	}
+	texts = append(texts, words...)
 	// Each word extends one that is there, so that merging can reach it.
 	for level := []string{""}; len(texts) < n; {
 		var longer []string
