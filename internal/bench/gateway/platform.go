@@ -103,8 +103,7 @@ func (b *bench) start(ctx context.Context, d *database, speed engineSpeed) (_ *p
 		err = ctx.Err()
 	}
 	_ = p.cmd.Process.Kill()
-	_ = <-p.ended // it was killed
-	return nil, fmt.Errorf("bulkhead up is not ready: %w: %s", err, p.bench.lastLog())
+	return nil, fmt.Errorf("bulkhead up is not ready: %w: %s", errors.Join(err, <-p.ended), p.bench.lastLog())
 }
 
 // stop drains the platform.
@@ -119,8 +118,7 @@ func (p *platform) stop() error {
 		return nil
 	case <-time.After(stopTimeout):
 		_ = p.cmd.Process.Kill()
-		_ = <-p.ended
-		return fmt.Errorf("bulkhead up did not stop: %s", p.bench.lastLog())
+		return fmt.Errorf("bulkhead up did not stop: %w: %s", <-p.ended, p.bench.lastLog())
 	}
 }
 
