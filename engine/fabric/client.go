@@ -15,7 +15,7 @@ import (
 
 const (
 	// maxIdle is how many connections a client keeps for later.
-	maxIdle = 4
+	maxIdle = 64
 	// dialTimeout bounds connecting; both ends are in one data center.
 	dialTimeout = 5 * time.Second
 )

@@ -92,11 +92,11 @@ func (r *Registry) Register(ctx context.Context, req *poolv1.RegisterRequest) (*
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("worker address: %w", err))
 	}
 	if w.Role == Prefill {
-		w.PrefillClient = workerv1connect.NewPrefillServiceClient(hc, base, connect.WithGRPC())
+		w.PrefillClient = workerv1connect.NewPrefillServiceClient(hc, base, connect.WithGRPC(), connect.WithAcceptCompression("gzip", nil, nil))
 	} else {
-		w.DecodeClient = workerv1connect.NewDecodeServiceClient(hc, base, connect.WithGRPC())
+		w.DecodeClient = workerv1connect.NewDecodeServiceClient(hc, base, connect.WithGRPC(), connect.WithAcceptCompression("gzip", nil, nil))
 	}
-	w.ControlClient = workerv1connect.NewControlServiceClient(hc, base, connect.WithGRPC())
+	w.ControlClient = workerv1connect.NewControlServiceClient(hc, base, connect.WithGRPC(), connect.WithAcceptCompression("gzip", nil, nil))
 	r.mu.Lock()
 	if r.gone[w.Epoch] {
 		r.mu.Unlock()

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"connectrpc.com/connect"
 	"net/http"
 	"sync"
 	"time"
@@ -94,7 +95,7 @@ func decodeClients(c peer.Credentials) *peers[decodeClient] {
 			if err != nil {
 				return decodeClient{}, err
 			}
-			return decodeClient{workerv1connect.NewDecodeServiceClient(hc, peer.BaseURL), hc}, nil
+			return decodeClient{workerv1connect.NewDecodeServiceClient(hc, peer.BaseURL, connect.WithAcceptCompression("gzip", nil, nil)), hc}, nil
 		},
 		drop: func(c decodeClient) { c.http.CloseIdleConnections() },
 	}
