@@ -45,6 +45,7 @@ type Book struct {
 	opt   Options
 	rules *rules
 	wake  chan struct{} // capacity 1; somebody waits, or wants more
+	hears chan struct{} // closed when changes are heard for the first time
 	// number of the last exchange. It belongs to Run.
 	number int64
 
@@ -93,7 +94,18 @@ func New(o Options) *Book {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Book{opt: o, rules: newRules(o.DB, o.Now), wake: make(chan struct{}, 1), slices: map[id.Limit]*slice{}}
+	return &Book{opt: o, rules: newRules(o.DB, o.Now), wake: make(chan struct{}, 1), hears: make(chan struct{}), slices: map[id.Limit]*slice{}}
+}
+
+// WaitReady returns when limits can be known, which takes a moment after Run
+// begins.
+func (b *Book) WaitReady(ctx context.Context) error {
+	select {
+	case <-b.hears:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // Counts returns the counters.

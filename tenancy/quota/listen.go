@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,8 +26,9 @@ const (
 // listen hears of changes of limits and prices and of recalls until ctx ends.
 // What is remembered is forgotten whenever something may have been missed.
 func (b *Book) listen(ctx context.Context) {
+	var first sync.Once
 	for ctx.Err() == nil {
-		err := b.hear(ctx)
+		err := b.hear(ctx, &first)
 		b.rules.lost()
 		if err != nil && ctx.Err() == nil {
 			b.opt.Log.WarnContext(ctx, "changes of limits are not heard", "error", err.Error())
@@ -38,7 +40,7 @@ func (b *Book) listen(ctx context.Context) {
 	}
 }
 
-func (b *Book) hear(ctx context.Context) error {
+func (b *Book) hear(ctx context.Context, first *sync.Once) error {
 	pooled, err := b.opt.DB.Acquire(ctx)
 	if err != nil {
 		return pgdb.Wrap("get a connection to listen on", err)
@@ -63,6 +65,7 @@ func (b *Book) hear(ctx context.Context) error {
 			return err
 		}
 		b.rules.alive(began)
+		first.Do(func() { close(b.hears) })
 		if err := b.takeIn(ctx, conn, pingEvery); err != nil {
 			return err
 		}

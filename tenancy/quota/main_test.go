@@ -123,7 +123,9 @@ func (b *bundle) node(t testing.TB) *node {
 	go func() { defer close(done); _ = n.Run(ctx) }()
 	n.stop = func() { cancel(); <-done }
 	t.Cleanup(n.stop)
-	n.listens(t)
+	assert.NoError(t, n.WaitReady(t.Context()))
+	_, err = n.Reserve(t.Context(), quota.Ask{}) // at once
+	assert.NoError(t, err)
 	return n
 }
 
