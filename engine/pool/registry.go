@@ -15,6 +15,7 @@ import (
 	"bulkhead.dev/engine/handoff"
 	"bulkhead.dev/engine/history"
 	"bulkhead.dev/engine/kv"
+	"bulkhead.dev/engine/worker/peer"
 	"bulkhead.dev/infra/apperr"
 	"bulkhead.dev/infra/id"
 	poolv1 "bulkhead.dev/services/gen/bulkhead/pool/v1"
@@ -92,11 +93,11 @@ func (r *Registry) Register(ctx context.Context, req *poolv1.RegisterRequest) (*
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("worker address: %w", err))
 	}
 	if w.Role == Prefill {
-		w.PrefillClient = workerv1connect.NewPrefillServiceClient(hc, base, connect.WithGRPC(), connect.WithAcceptCompression("gzip", nil, nil))
+		w.PrefillClient = workerv1connect.NewPrefillServiceClient(hc, base, connect.WithGRPC(), peer.Unpacked)
 	} else {
-		w.DecodeClient = workerv1connect.NewDecodeServiceClient(hc, base, connect.WithGRPC(), connect.WithAcceptCompression("gzip", nil, nil))
+		w.DecodeClient = workerv1connect.NewDecodeServiceClient(hc, base, connect.WithGRPC(), peer.Unpacked)
 	}
-	w.ControlClient = workerv1connect.NewControlServiceClient(hc, base, connect.WithGRPC(), connect.WithAcceptCompression("gzip", nil, nil))
+	w.ControlClient = workerv1connect.NewControlServiceClient(hc, base, connect.WithGRPC(), peer.Unpacked)
 	r.mu.Lock()
 	if r.gone[w.Epoch] {
 		r.mu.Unlock()

@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"connectrpc.com/connect"
 	"net/http"
 	"sync"
 	"time"
@@ -95,7 +94,7 @@ func decodeClients(c peer.Credentials) *peers[decodeClient] {
 			if err != nil {
 				return decodeClient{}, err
 			}
-			return decodeClient{workerv1connect.NewDecodeServiceClient(hc, peer.BaseURL, connect.WithAcceptCompression("gzip", nil, nil)), hc}, nil
+			return decodeClient{workerv1connect.NewDecodeServiceClient(hc, peer.BaseURL, peer.Unpacked), hc}, nil
 		},
 		drop: func(c decodeClient) { c.http.CloseIdleConnections() },
 	}

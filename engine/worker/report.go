@@ -46,7 +46,7 @@ func (w *worker) connectFront() (err error) {
 	if w.frontHTTP, err = peer.NewClient(w.set.Front, w.set.Credentials, peer.IsGateway); err != nil {
 		return fmt.Errorf("front: %w", err)
 	}
-	w.front = poolv1connect.NewRegistrationServiceClient(w.frontHTTP, peer.BaseURL, connect.WithAcceptCompression("gzip", nil, nil))
+	w.front = poolv1connect.NewRegistrationServiceClient(w.frontHTTP, peer.BaseURL, peer.Unpacked)
 	w.history = history.NewWriter(history.Options{Epoch: w.set.epoch, Now: w.now, Log: w.log, Ship: func(ctx context.Context, blocks [][]byte) (uint64, error) {
 		resp, err := w.front.AppendHistory(ctx, &poolv1.AppendHistoryRequest{Epoch: w.set.epoch[:], Blocks: blocks})
 		if err != nil && connect.CodeOf(err) == connect.CodeFailedPrecondition {

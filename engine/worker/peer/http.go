@@ -12,6 +12,11 @@ import (
 	"connectrpc.com/connect"
 )
 
+// Unpacked is an option for every client of an API between processes. Without it
+// Connect packs each message, which for small ones, and ids, costs much more than it
+// saves.
+var Unpacked = connect.WithAcceptCompression("gzip", nil, nil)
+
 // BaseURL is the URL under which every worker API is reached; where the
 // connection goes is up to the client.
 const BaseURL = "https://" + serverName
