@@ -98,3 +98,25 @@ func TestRecoverAsksWorkers(t *testing.T) {
 	assert.Equal(t, n, 1)
 	assert.Equal(t, b.stored(t, intents[1].Request).Outcome, receipt.Lost)
 }
+
+// The intent of a request never becomes durable after its receipt, however many
+// intents wait in front of it.
+func TestIntentIsNotLeftBehind(t *testing.T) {
+	t.Parallel()
+	b := setup(t, settle.Options{HoldFor: time.Minute})
+	b.db.down.Store(true)
+	for range 1100 { // more than one transaction takes
+		b.intent(b.facts())
+	}
+	f := b.facts()
+	ticket := b.intent(f)
+	settled := make(chan error, 1)
+	go func() { settled <- b.Settle(context.Background(), f) }()
+	waitFor(t, "it is queued", func() bool { return b.Counts().Queued == 1 })
+	b.db.down.Store(false)
+	assert.NoError(t, <-settled)
+	assert.NoError(t, ticket.Wait(t.Context()))
+	waitFor(t, "the others are written", func() bool { return b.Counts().Intents >= 1100 })
+	assert.Equal(t, b.count(t, "SELECT count(*) FROM intent WHERE request_id = $1", [16]byte(f.Receipt.Request)), 0)
+	assert.Equal(t, b.count(t, "SELECT count(*) FROM intent"), 1100)
+}

@@ -13,8 +13,8 @@
 // # Intents
 //
 // When a request is admitted its intent is queued with [Settler.Intend] and
-// committed with the next batch, at most [Options.IntendWithin] later. The first
-// byte does not wait for it, the last one does. If the process dies, [Settler.Recover]
+// committed with the next batch, at most [Options.IntendWithin] later. Nothing of an
+// answer waits for it: the last byte waits for the receipt, which takes its place. If the process dies, [Settler.Recover]
 // in another process turns each intent without a receipt into a receipt with
 // the outcome "lost" and a usage of nothing. A process and its workers killed together lose at most
 // the unflushed intents.

@@ -104,8 +104,7 @@ type Ticket struct {
 // Done is closed when the intent is durable or cannot become it.
 func (t *Ticket) Done() <-chan struct{} { return t.done }
 
-// Wait returns when the intent is durable. It is called before the last frame
-// of an answer; Settle of the same request implies it.
+// Wait returns when the intent is durable. Settle of the same request implies it.
 func (t *Ticket) Wait(ctx context.Context) error {
 	select {
 	case <-t.done:

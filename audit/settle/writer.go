@@ -88,8 +88,16 @@ func (s *Settler) take() ([]*item, []*Ticket) {
 	}
 	s.facts, s.flying = rest, items
 	n := min(len(s.intents), maxIntents)
-	tickets := s.intents[:n:n]
-	s.intents = s.intents[n:]
+	tickets, left := s.intents[:n:n], s.intents[n:]
+	// An intent must not become durable after the receipt that takes its place.
+	s.intents = nil
+	for _, t := range left {
+		if seen[t.intent.Request] {
+			tickets = append(tickets, t)
+		} else {
+			s.intents = append(s.intents, t)
+		}
+	}
 	return items, tickets
 }
 

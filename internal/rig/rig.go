@@ -360,8 +360,6 @@ func (unlimited) Reserve(context.Context, quota.Ask) (*quota.Reservation, error)
 // written is an intent that is as good as durable.
 type written struct{}
 
-func (written) Wait(context.Context) error { return nil }
-
 func (written) Done() <-chan struct{} {
 	done := make(chan struct{})
 	close(done)

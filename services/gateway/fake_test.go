@@ -147,8 +147,6 @@ func (b *bundle) ModelByName(_ context.Context, name string) (tenancy.Model, err
 
 type ticket struct{}
 
-func (ticket) Wait(context.Context) error { return nil }
-
 func (ticket) Done() <-chan struct{} {
 	done := make(chan struct{})
 	close(done)

@@ -47,7 +47,6 @@ type Quota interface {
 type Ticket interface {
 	// Done is closed when the intent is durable or cannot become it.
 	Done() <-chan struct{}
-	Wait(ctx context.Context) error
 }
 
 // Evidence makes usage and receipts durable; a *settle.Settler.

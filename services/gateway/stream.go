@@ -161,14 +161,8 @@ func (s *Stream) Finish(ctx context.Context) (Final, error) {
 	// A client that leaves now has its answer but for the end; the receipt is
 	// not its to cancel. The settler bounds the wait.
 	ctx = context.WithoutCancel(ctx)
-	err := s.ticket.Wait(ctx)
-	if err == nil {
-		err = s.settle(ctx, r)
-	} else {
-		// The settler keeps the receipt and marks it, as for a slow commit.
-		err = errors.Join(err, s.settle(ctx, r))
-	}
-	if err != nil {
+	// The receipt takes the place of the intent, so that is not waited for.
+	if err := s.settle(ctx, r); err != nil {
 		s.g.Observer.Withheld()
 		s.g.Observer.Refused(legGateway, reasonNoEvidence)
 		s.err = apperr.From(err)
