@@ -30,6 +30,9 @@ func (p *platform) openReplica(ctx context.Context) (err error) {
 	ended := make(chan error, 1)
 	go func() { ended <- p.quota.Run(running) }()
 	p.onClose(func() error { stop(); return <-ended })
+	if err := p.quota.WaitReady(ctx); err != nil {
+		return fmt.Errorf("learn the limits of tenants: %w", err)
+	}
 	return nil
 }
 
@@ -42,6 +45,19 @@ func (p *platform) endOthers(ctx context.Context) error {
 	}
 	if err := p.member.EndOthers(ctx); err != nil {
 		return fmt.Errorf("recover what processes held that died: %w", err)
+	}
+	// Versions before replicas had leases left intents and nothing else.
+	left, err := p.settler.Replicas(ctx)
+	if err != nil {
+		return fmt.Errorf("look for unfinished requests: %w", err)
+	}
+	for _, r := range left {
+		if r == p.replica {
+			continue
+		}
+		if _, err := p.settler.Recover(ctx, r, p.requestEnded); err != nil {
+			return fmt.Errorf("settle unfinished requests: %w", err)
+		}
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/openai/openai-go/v3/option"
 
 	"bulkhead.dev/infra/assert"
+	"bulkhead.dev/infra/id"
 )
 
 func TestSDKs(t *testing.T) {
@@ -328,6 +329,11 @@ func TestKilledPlatformLeavesNothingBehind(t *testing.T) {
 	readUntil(t, b, 600) // by now the intent is durable, also on a busy machine
 	below := children(r.cmd.Process.Pid)
 	assert.True(t, len(below) >= 3)
+	// A version before replicas had leases died here, too.
+	old := id.NewRequest(time.Now())
+	_, err := r.pools(t).Settle.Exec(t.Context(), `INSERT INTO intent (request_id, tenant, project, api_key, replica, reserved_tokens, created_at)
+		VALUES ($1, $1, $1, $1, $1, 9, now())`, [16]byte(old))
+	assert.NoError(t, err)
 	r.kill(t)
 	_ = res.Body.Close()
 	eventually(t, "all children are gone", func() bool {
@@ -343,6 +349,9 @@ func TestKilledPlatformLeavesNothingBehind(t *testing.T) {
 	again.APIKey = r.APIKey
 	got := again.receipt(t, res)
 	assert.Equal(t, got.Outcome, "lost")
+	var outcome string
+	assert.NoError(t, again.pools(t).Settle.QueryRow(t.Context(), "SELECT outcome FROM receipt WHERE request_id = $1", [16]byte(old)).Scan(&outcome))
+	assert.Equal(t, outcome, "lost")
 	res, _ = again.ask(t, "/v1/chat/completions", r.chat(r.Model, `,"max_tokens":3`))
 	assert.Equal(t, res.StatusCode, 200)
 }
