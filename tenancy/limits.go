@@ -84,7 +84,7 @@ func (s *Store) EffectiveLimits(ctx context.Context, p Principal, a quota.Ask) (
 		if err != nil {
 			return err
 		}
-		prices, err := quota.ReadPrices(ctx, tx)
+		prices, err := quota.ListPrices(ctx, tx, "")
 		if err != nil {
 			return err
 		}

@@ -1,7 +1,6 @@
 package quota
 
 import (
-	"cmp"
 	"math/bits"
 	"time"
 
@@ -119,23 +118,25 @@ type Hold struct {
 	Amount int64
 }
 
-// price is a row of the table of list prices.
-type price struct {
-	model  string
-	digest []byte // nil: every revision
-	meter  string
-	from   time.Time
-	micros int64
+// Price is what a million tokens of a meter of a model cost from a moment on.
+type Price struct {
+	ID     id.Price
+	Model  string
+	Digest *[32]byte // of one revision; nil: of all
+	Meter  string    // "input", "cached_input" or "output"
+	From   time.Time
+	// Micros are millionths of the currency for a million tokens.
+	Micros int64
 }
 
 // priceOf finds the prices of a model at a moment: of the revision if it has its
 // own, and the latest that is in effect. A model without a price costs nothing.
-func priceOf(list []price, a Ask, now time.Time) prices {
+func priceOf(list []Price, a Ask, now time.Time) prices {
 	find := func(meter string) int64 {
-		var best *price
+		var best *Price
 		for i := range list {
 			p := &list[i]
-			if p.model != a.Model || p.meter != meter || p.from.After(now) || (p.digest != nil && [32]byte(p.digest) != a.Digest) {
+			if p.Model != a.Model || p.Meter != meter || p.From.After(now) || (p.Digest != nil && *p.Digest != a.Digest) {
 				continue
 			}
 			if best == nil || better(p, best) {
@@ -145,19 +146,14 @@ func priceOf(list []price, a Ask, now time.Time) prices {
 		if best == nil {
 			return 0
 		}
-		return best.micros
+		return best.Micros
 	}
 	return prices{input: find("input"), output: find("output")}
 }
 
-func better(p, q *price) bool {
-	if (p.digest != nil) != (q.digest != nil) {
-		return p.digest != nil
+func better(p, q *Price) bool {
+	if (p.Digest != nil) != (q.Digest != nil) {
+		return p.Digest != nil
 	}
-	return p.from.After(q.from)
-}
-
-// order puts the limits that bind most often first; any order is correct.
-func order(a, b *Limit) int {
-	return cmp.Or(cmp.Compare(a.Meter, b.Meter), cmp.Compare(a.Period, b.Period), cmp.Compare(a.Scope(), b.Scope()))
+	return p.From.After(q.From)
 }

@@ -201,8 +201,8 @@ type Effective struct {
 
 // Binding returns the limits that bind a request like a, and which of them
 // binds first. Of limits that bind alike it is the narrowest.
-func Binding(all []Usage, a Ask, p Prices, now time.Time) []Effective {
-	cost := priceOf(p.list, a, now)
+func Binding(all []Usage, a Ask, list []Price, now time.Time) []Effective {
+	cost := priceOf(list, a, now)
 	var out []Effective
 	least := -1
 	for _, u := range all {
@@ -226,34 +226,14 @@ func Binding(all []Usage, a Ask, p Prices, now time.Time) []Effective {
 	return out
 }
 
-// Prices are all list prices.
-type Prices struct{ list []price }
-
 // querier is a pool or a transaction.
 type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// ReadPrices returns all list prices, for [Binding].
-func ReadPrices(ctx context.Context, db querier) (Prices, error) {
-	list, err := loadPrices(ctx, db)
-	return Prices{list}, err
-}
-
-// Price is what a million tokens of a meter of a model cost from a moment on.
-type Price struct {
-	ID     id.Price
-	Model  string
-	Digest *[32]byte // of one revision; nil: of all
-	Meter  string    // "input", "cached_input" or "output"
-	From   time.Time
-	// Micros are millionths of the currency for a million tokens.
-	Micros int64
-}
-
 // ListPrices returns the prices of a model, or of all for "", latest last.
-func ListPrices(ctx context.Context, tx pgx.Tx, model string) ([]Price, error) {
-	rows, err := tx.Query(ctx, `SELECT id, model, model_digest, meter, effective_from, micros_per_million FROM price
+func ListPrices(ctx context.Context, db querier, model string) ([]Price, error) {
+	rows, err := db.Query(ctx, `SELECT id, model, model_digest, meter, effective_from, micros_per_million FROM price
 		WHERE $1 = '' OR model = $1 ORDER BY model, meter, effective_from`, model)
 	if err != nil {
 		return nil, pgdb.Wrap("list prices", err)
