@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"github.com/jackc/pgx/v5"
 
 	"bulkhead.dev/infra/apperr"
@@ -48,12 +49,12 @@ type Authenticator struct {
 	wg     sync.WaitGroup // look-ups
 
 	mu      sync.Mutex
-	closed  bool                             // under mu
-	good    *lru[[sha256.Size]byte, outcome] // under mu; by digest of the whole key
-	bad     *lru[[sha256.Size]byte, outcome] // under mu; kept apart so that a flood of bad keys evicts no good one
-	flights map[[sha256.Size]byte]*flight    // under mu
-	paused  time.Time                        // under mu; nobody asks before
-	counts  AuthCounts                       // under mu
+	closed  bool                                       // under mu
+	good    *simplelru.LRU[[sha256.Size]byte, outcome] // under mu; by digest of the whole key
+	bad     *simplelru.LRU[[sha256.Size]byte, outcome] // under mu; kept apart so that a flood of bad keys evicts no good one
+	flights map[[sha256.Size]byte]*flight              // under mu
+	paused  time.Time                                  // under mu; nobody asks before
+	counts  AuthCounts                                 // under mu
 }
 
 // AuthCounts are counters since the start, for metrics.
@@ -83,10 +84,12 @@ type flight struct {
 // NewAuthenticator makes an authenticator over a pool of the role bulkhead_auth.
 func NewAuthenticator(db pgdb.DB, keys KeyFile, now func() time.Time) *Authenticator {
 	base, cancel := context.WithCancel(context.Background())
+	good, _ := simplelru.NewLRU[[sha256.Size]byte, outcome](goodKeys, nil) // sizes are positive
+	bad, _ := simplelru.NewLRU[[sha256.Size]byte, outcome](badKeys, nil)
 	return &Authenticator{
 		db: db, keys: keys, now: now, base: base, cancel: cancel,
-		good:    newLRU[[sha256.Size]byte, outcome](goodKeys),
-		bad:     newLRU[[sha256.Size]byte, outcome](badKeys),
+		good:    good,
+		bad:     bad,
 		flights: make(map[[sha256.Size]byte]*flight),
 	}
 }
@@ -178,10 +181,10 @@ func (o outcome) result() (Principal, error) {
 
 // recall needs the lock.
 func (a *Authenticator) recall(digest [sha256.Size]byte) (outcome, bool) {
-	if o, ok := a.good.get(digest); ok {
+	if o, ok := a.good.Get(digest); ok {
 		return o, true
 	}
-	return a.bad.get(digest)
+	return a.bad.Get(digest)
 }
 
 // takeOff needs the lock. It starts a look-up that callers can wait for.
@@ -206,11 +209,11 @@ func (a *Authenticator) takeOff(digest [sha256.Size]byte, prefix, key string, at
 				a.paused = a.now().Add(pauseFor)
 			}
 		case out.refusal != nil:
-			a.good.remove(digest)
-			a.bad.put(digest, out)
+			a.good.Remove(digest)
+			a.bad.Add(digest, out)
 		default:
-			a.bad.remove(digest)
-			a.good.put(digest, out)
+			a.bad.Remove(digest)
+			a.good.Add(digest, out)
 		}
 		close(f.done)
 	})

@@ -51,6 +51,7 @@ type Book struct {
 
 	mu      sync.Mutex
 	slices  map[id.Limit]*slice // under mu; of the current windows
+	urgent  map[id.Limit]bool   // under mu; of them, those that want more or are wanted back
 	waiters []*waiter           // under mu; oldest first
 	stopped bool                // under mu
 	counts  Counts              // under mu
@@ -94,7 +95,7 @@ func New(o Options) *Book {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Book{opt: o, rules: newRules(o.DB, o.Now), wake: make(chan struct{}, 1), hears: make(chan struct{}), slices: map[id.Limit]*slice{}}
+	return &Book{opt: o, rules: newRules(o.DB, o.Now), wake: make(chan struct{}, 1), hears: make(chan struct{}), slices: map[id.Limit]*slice{}, urgent: map[id.Limit]bool{}}
 }
 
 // WaitReady returns when limits can be known, which takes a moment after Run
@@ -205,10 +206,16 @@ func (b *Book) take(needs []need, now time.Time) []part {
 		s.take(n.amount, now)
 		parts[i] = part{slice: s, amount: n.amount, turn: s.turn, at: now}
 		if s.wanted {
-			b.poke()
+			b.urge(s)
 		}
 	}
 	return parts
+}
+
+// urge has a slice exchanged before the next tick; it needs the lock.
+func (b *Book) urge(s *slice) {
+	b.urgent[s.limit.ID] = true
+	b.poke()
 }
 
 func (b *Book) poke() {
@@ -297,7 +304,7 @@ func (r *Reservation) Close() {
 		}
 		p.settle(spent, now)
 		if p.slice.recall {
-			r.book.poke()
+			r.book.urge(p.slice)
 		}
 	}
 }

@@ -163,19 +163,26 @@ func (b *Book) collect(due bool) (wishes []wish, served []*waiter, more bool) {
 	for limit, s := range needs {
 		wishes = append(wishes, b.slices[limit].wish(s.need, s.least, now))
 	}
-	for limit, s := range b.slices {
-		if _, ok := needs[limit]; ok {
-			continue
-		}
-		if due && s.empty(now) {
-			delete(b.slices, limit)
-			continue
-		}
-		if (hears || b.stopped) && (s.wanted || s.recall || due && s.restless(now)) {
-			if len(wishes) == maxWishes {
-				more = true
-				break
+	if !hears && !b.stopped {
+		return wishes, served, more
+	}
+	if due {
+		for limit, s := range b.slices {
+			switch {
+			case s.empty(now):
+				delete(b.slices, limit)
+			case s.restless(now):
+				b.urgent[limit] = true
 			}
+		}
+	}
+	for limit := range b.urgent {
+		if len(wishes) == maxWishes {
+			return wishes, served, true
+		}
+		delete(b.urgent, limit)
+		s := b.slices[limit]
+		if _, asked := needs[limit]; s != nil && !asked && (due || s.wanted || s.recall) {
 			wishes = append(wishes, s.wish(0, 0, now))
 		}
 	}

@@ -118,7 +118,7 @@ func (b *Book) handle(payload string) {
 		s.owed = b.opt.Now().Add(owedFor)
 		if s.avail > 0 {
 			s.recall = true
-			b.poke()
+			b.urge(s)
 		}
 	}
 }
