@@ -170,11 +170,11 @@ func (s *Settler) Stop(ctx context.Context) error {
 	left, intents := len(s.facts), len(s.intents)
 	for _, it := range s.facts {
 		if !it.withheld {
-			it.finish(errEvidence(errStopped))
+			it.finish(Unavailable(errStopped))
 		}
 	}
 	for _, t := range s.intents {
-		t.finish(errEvidence(errStopped))
+		t.finish(Unavailable(errStopped))
 	}
 	s.facts, s.intents = nil, nil
 	if left+intents > 0 {
@@ -204,11 +204,11 @@ func (s *Settler) Ready() error {
 	}
 	switch {
 	case s.stopping:
-		return errEvidence(errStopped)
+		return Unavailable(errStopped)
 	case len(s.facts)+len(s.flying) >= s.opt.MaxQueue, len(s.intents) >= s.opt.MaxQueue:
-		return errEvidence(errors.New("the settlement queue is full"))
+		return Unavailable(errors.New("the settlement queue is full"))
 	case now.Sub(oldest) > s.opt.HoldFor:
-		return errEvidence(errors.New("settlement is behind"))
+		return Unavailable(errors.New("settlement is behind"))
 	}
 	return nil
 }
@@ -229,7 +229,7 @@ func (s *Settler) Intend(in Intent) *Ticket {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopping {
-		t.finish(errEvidence(errStopped))
+		t.finish(Unavailable(errStopped))
 		return t
 	}
 	s.intents = append(s.intents, t)
@@ -260,7 +260,7 @@ func (s *Settler) Settle(ctx context.Context, f Facts) error {
 	s.mu.Lock()
 	if s.stopping {
 		s.mu.Unlock()
-		return errEvidence(errStopped)
+		return Unavailable(errStopped)
 	}
 	s.facts = append(s.facts, it)
 	s.mu.Unlock()
@@ -303,7 +303,7 @@ func (s *Settler) withhold(it *item) {
 	}
 	it.withheld = true
 	s.counts.Withheld++
-	it.finish(errEvidence(errors.New("the hold ended before the commit")))
+	it.finish(Unavailable(errors.New("the hold ended before the commit")))
 }
 
 func (it *item) finish(err error) {
@@ -327,7 +327,9 @@ func (s *Settler) poke() {
 	}
 }
 
-func errEvidence(cause error) *apperr.Error {
+// Unavailable is the error of an answer that is withheld because its receipt was not
+// durable in time.
+func Unavailable(cause error) *apperr.Error {
 	return apperr.Wrap(cause, apperr.Unavailable, "evidence_unavailable",
 		"The receipt of the request could not be made durable, so the answer is withheld.").WithNoRetry()
 }

@@ -8,6 +8,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"bulkhead.dev/audit/settle"
 	"bulkhead.dev/engine/handoff"
 	"bulkhead.dev/engine/worker"
 	"bulkhead.dev/infra/apperr"
@@ -121,7 +122,7 @@ func (f *failure) public() *apperr.Error {
 	case worker.ContextLength:
 		return apperr.Wrap(f, apperr.Invalid, "context_length_exceeded", "Prompt and answer do not fit into the context window of the model.").WithParam("messages")
 	case reasonNoEvidence:
-		return apperr.Wrap(f, apperr.Unavailable, "evidence_unavailable", "The receipt of the request could not be made durable, so the answer is withheld.").WithNoRetry()
+		return settle.Unavailable(f)
 	case worker.SlowConsumer:
 		return apperr.Wrap(f, apperr.Invalid, "slow_consumer", "The answer was not read fast enough.")
 	}
