@@ -63,12 +63,11 @@ func (p *platform) openListeners(hard context.Context) error {
 	}
 	p.onClose(func() error { return closed(ol.Close()) })
 	p.opsURL = "http://" + ol.Addr().String()
-	// They are shut down in this order: clients first, and last the listener
-	// of the workers, who report until the end.
-	p.servers = append([]*server{
+	// They are shut down in this order.
+	p.servers = []*server{
 		{http: public, l: l, tls: o.TLS != nil},
 		{http: httpx.NewServer(p.operations(), httpx.ServerOptions{Log: p.log}), l: ol},
-	}, p.servers...)
+	}
 	return nil
 }
 
@@ -155,7 +154,7 @@ func (p *platform) serveRegistration(address string, mine peer.Credentials) erro
 	mux := http.NewServeMux()
 	mux.Handle(poolv1connect.NewRegistrationServiceHandler(p.registry, connect.WithReadMaxBytes(pool.MaxMessage)))
 	s := httpx.NewServer(peer.Middleware(mux), httpx.ServerOptions{TLS: config, Log: p.log})
-	p.servers = append(p.servers, &server{http: s, l: l, tls: true})
+	p.reports = &server{http: s, l: l, tls: true}
 	p.onClose(func() error { return closed(l.Close()) })
 	return nil
 }

@@ -75,7 +75,8 @@ type platform struct {
 	ready     atomic.Bool // the platform was ready once
 	draining  atomic.Bool
 
-	servers      []*server // the last one is that of the workers
+	servers      []*server // of clients and operations
+	reports      *server   // of the workers, which outlasts them
 	keeping      sync.WaitGroup
 	url          string
 	opsURL       string
@@ -414,7 +415,7 @@ func (p *platform) run(g *errgroup.Group, ctx context.Context) {
 			return k.Run(workers)
 		})
 	}
-	for _, s := range p.servers {
+	for _, s := range append(p.servers, p.reports) {
 		g.Go(s.run)
 	}
 	g.Go(func() error { return p.member.Run(workers) })
@@ -445,8 +446,7 @@ func (p *platform) stop(g *errgroup.Group, hard context.Context, drain time.Dura
 	p.draining.Store(true)
 	ctx, cancel := context.WithTimeout(hard, drain)
 	defer cancel()
-	last := len(p.servers) - 1
-	for _, s := range p.servers[:last] {
+	for _, s := range p.servers {
 		s.shutdown(ctx)
 	}
 	p.stopWorkers()
@@ -461,7 +461,7 @@ func (p *platform) stop(g *errgroup.Group, hard context.Context, drain time.Dura
 		}()
 	}
 	p.keeping.Wait()
-	p.servers[last].shutdown(ctx)
+	p.reports.shutdown(ctx)
 	return g.Wait()
 }
 

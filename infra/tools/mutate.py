@@ -217,7 +217,7 @@ FAULTS = [
     ("one-limit-of-many", "a request takes of a limit although another is full", "tenancy/quota/book.go",
      "if s == nil || s.avail < n.amount || s.over(now) {", "if s == nil || (s.avail < n.amount && n == needs[0]) || s.over(now) {", "./tenancy/quota", "AllOrNothing|Exact"),
     ("slices-lost-in-outage", "a replica gives back to a database that is away", "tenancy/quota/exchange.go",
-     "if (hears || b.stopped) && (", "if (hears || true) && (", "./tenancy/quota", "Outage"),
+     "if !hears && !b.stopped {", "if hears && !hears {", "./tenancy/quota", "Outage"),
     ("outage-is-a-refusal", "a limit that cannot be checked counts as reached", "tenancy/quota/exchange.go",
      "w.finish(nil, errUnavailable(err))", "w.finish(nil, b.refuse(w.needs, w.needs[0]))", "./tenancy/quota", "Outage"),
     ("known-forever", "limits are believed although changes may have been missed", "tenancy/quota/rules.go",
